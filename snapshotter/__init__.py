@@ -1,0 +1,1 @@
+"""The daemon: containerd service, FUSE block device, block store, fetch engine, registry client, supervisor, CLI."""

@@ -1,0 +1,53 @@
+"""Vocabulary and seams of the daemon.
+
+key = an active snapshot's name, name = a committed one's, parent = the committed snapshot below; chain ID = the name
+containerd gives the snapshot of a layer and all below it. layer, block, span, piece: see `blockindex.model`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NewType, Protocol
+
+__all__ = ["BlobSource", "Digest", "LayerProvider", "LayerRef"]
+
+Digest = NewType("Digest", str)
+"""`sha256:<64 hex>`; checked where it enters."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRef:
+    """One layer of one image, as the labels of a Prepare name it.
+
+    `image` is the reference the client pulled (`host[:port]/repository[:tag][@digest]`), `siblings` the image's layers
+    from this one upward, this one first (as far as the labels told): they can be fetched while containerd asks for
+    the first.
+    """
+
+    image: str
+    digest: Digest
+    siblings: tuple[Digest, ...]
+
+
+class LayerProvider(Protocol):
+    """Where the containerd service gets its lazy layers from."""
+
+    def ensure(self, ref: LayerRef) -> Path:
+        """Make the layer mounted on this node and return its mount point, a read-only directory with the layer's
+        files (whiteouts in overlayfs form). Blocks until then; safe to call at once from many threads for one layer.
+        Raises SnapshotterError when the layer cannot be served lazily; nothing is left behind then."""
+
+    def release(self, digest: Digest) -> None:
+        """No snapshot uses the layer any more: cancel its fetches and unmount it. Its blocks stay in the store."""
+
+
+class BlobSource(Protocol):
+    """A blob at its registry. Thread-safe; every call may block on the network for at most its stated time-outs."""
+
+    def size(self) -> int:
+        """Bytes of the blob."""
+
+    def stream(self, start: int, end: int | None, background: bool = False) -> Iterator[bytes]:
+        """The blob's bytes `[start, end)` (to its end when `end` is None) by one GET, in chunks as they arrive; whole or
+        Transient at the point where they stop. Not reading on is back pressure; closing the iterator cancels.
+        `background` asks for a connection with a small receive window, so that pausing it frees the link at once."""

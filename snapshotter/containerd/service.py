@@ -1,0 +1,222 @@
+"""The gRPC adapter: containerd's messages to `Snapshots` and back. The only module that knows gRPC and protobuf.
+
+It decides nothing: each call translates, calls one method, translates back. Errors become status codes in one place
+(`_status`): ours by the table `_CODES`, their text kept because containerd logs it; anything else is a bug, is logged
+with its traceback and answered INTERNAL, and the server goes on. `Snapshots` locks for itself, so calls run at once,
+and no lock is held while List streams.
+"""
+
+import logging
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from proto import mount_pb2, snapshots_pb2, snapshots_pb2_grpc
+from snapshotter import errors
+from snapshotter.containerd.model import Mount, Snapshot
+from snapshotter.containerd.snapshots import Snapshots
+
+__all__ = ["SnapshotsService", "serve"]
+
+_log = logging.getLogger(__name__)
+
+# The first class that fits wins.
+_CODES: Sequence[tuple[type[errors.SnapshotterError], grpc.StatusCode]] = (
+    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
+    (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Precondition, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Denied, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.Transient, grpc.StatusCode.UNAVAILABLE),
+    (errors.UserError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.SnapshotterError, grpc.StatusCode.UNKNOWN),
+)
+
+_MESSAGE_LIMIT = 16 << 20
+"""Bytes; containerd's own limit."""
+
+_LIST_BATCH = 100
+"""Snapshots a List message; as containerd itself sends them."""
+
+_SOCKET_PATH_LIMIT = 107
+"""Bytes of a socket's path (sun_path, less its final zero)."""
+
+
+@contextmanager
+def _status(context: grpc.ServicerContext, call: str) -> Iterator[None]:
+    """Ends the call with the status code of whatever the block raises."""
+    try:
+        yield
+    except errors.SnapshotterError as error:
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        _log.debug("call.failed call=%s code=%s reason=%s", call, code.name, error)
+        _abort(context, code, str(error))
+    except Exception as error:  # the border of the process: containerd must get an answer, and the next call too
+        _log.exception("call.failed call=%s code=INTERNAL", call)
+        _abort(context, grpc.StatusCode.INTERNAL, f"bootseer: unexpected {type(error).__name__}: {error}")
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
+    context.abort(code, text)
+    raise AssertionError("abort returned")
+
+
+class SnapshotsService(snapshots_pb2_grpc.SnapshotsServicer):
+    """`containerd.services.snapshots.v1.Snapshots` over one `Snapshots`. `request.snapshotter` is not looked at: a
+    socket serves one snapshotter, whatever name containerd's configuration gave it."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+
+    def Prepare(
+        self, request: snapshots_pb2.PrepareSnapshotRequest, context: grpc.ServicerContext
+    ) -> snapshots_pb2.PrepareSnapshotResponse:
+        """A new active snapshot, or ALREADY_EXISTS for a layer that is there."""
+        with _status(context, "Prepare"):
+            found = self._snapshots.prepare(request.key, request.parent, dict(request.labels))
+        return snapshots_pb2.PrepareSnapshotResponse(mounts=map(_mount, found))
+
+    def View(
+        self, request: snapshots_pb2.ViewSnapshotRequest, context: grpc.ServicerContext
+    ) -> snapshots_pb2.ViewSnapshotResponse:
+        """A new view."""
+        with _status(context, "View"):
+            found = self._snapshots.view(request.key, request.parent, dict(request.labels))
+        return snapshots_pb2.ViewSnapshotResponse(mounts=map(_mount, found))
+
+    def Mounts(
+        self, request: snapshots_pb2.MountsRequest, context: grpc.ServicerContext
+    ) -> snapshots_pb2.MountsResponse:
+        """The mounts of an active snapshot or a view."""
+        with _status(context, "Mounts"):
+            found = self._snapshots.mounts(request.key)
+        return snapshots_pb2.MountsResponse(mounts=map(_mount, found))
+
+    def Commit(self, request: snapshots_pb2.CommitSnapshotRequest, context: grpc.ServicerContext) -> Empty:
+        """Active to committed."""
+        with _status(context, "Commit"):
+            self._snapshots.commit(request.name, request.key, dict(request.labels), request.parent)
+        return Empty()
+
+    def Remove(self, request: snapshots_pb2.RemoveSnapshotRequest, context: grpc.ServicerContext) -> Empty:
+        """Forget a snapshot without children."""
+        with _status(context, "Remove"):
+            self._snapshots.remove(request.key)
+        return Empty()
+
+    def Stat(
+        self, request: snapshots_pb2.StatSnapshotRequest, context: grpc.ServicerContext
+    ) -> snapshots_pb2.StatSnapshotResponse:
+        """One snapshot."""
+        with _status(context, "Stat"):
+            found = self._snapshots.stat(request.key)
+        return snapshots_pb2.StatSnapshotResponse(info=_info(found))
+
+    def Update(
+        self, request: snapshots_pb2.UpdateSnapshotRequest, context: grpc.ServicerContext
+    ) -> snapshots_pb2.UpdateSnapshotResponse:
+        """Replace labels."""
+        with _status(context, "Update"):
+            info, paths = request.info, list(request.update_mask.paths)
+            found = self._snapshots.update(info.name, dict(info.labels), paths)
+        return snapshots_pb2.UpdateSnapshotResponse(info=_info(found))
+
+    def List(
+        self, request: snapshots_pb2.ListSnapshotsRequest, context: grpc.ServicerContext
+    ) -> Iterator[snapshots_pb2.ListSnapshotsResponse]:
+        """The snapshots that match, in batches."""
+        with _status(context, "List"):
+            found = self._snapshots.select(request.filters)
+        for start in range(0, len(found), _LIST_BATCH):
+            batch = found[start : start + _LIST_BATCH]
+            yield snapshots_pb2.ListSnapshotsResponse(info=map(_info, batch))
+
+    def Usage(self, request: snapshots_pb2.UsageRequest, context: grpc.ServicerContext) -> snapshots_pb2.UsageResponse:
+        """Bytes and inodes on disk."""
+        with _status(context, "Usage"):
+            found = self._snapshots.usage(request.key)
+        return snapshots_pb2.UsageResponse(size=found.size, inodes=found.inodes)
+
+    def Cleanup(self, request: snapshots_pb2.CleanupRequest, context: grpc.ServicerContext) -> Empty:
+        """Delete what removed snapshots left."""
+        with _status(context, "Cleanup"):
+            self._snapshots.cleanup()
+        return Empty()
+
+
+def serve(snapshots: Snapshots, socket_path: Path, max_workers: int = 64) -> grpc.Server:
+    """Serve on a unix socket that only root may use, and return the running server.
+
+    A stale socket of an earlier process is replaced; raises UserError when somebody answers on it, or when the path
+    cannot be one. A Prepare holds a worker for as long as a layer takes to come, so there have to be many.
+    The caller stops the server and unlinks the socket.
+    """
+    _check_socket_path(socket_path)
+    workers = ThreadPoolExecutor(max_workers, thread_name_prefix="snapshots")
+    options = [("grpc.max_receive_message_length", _MESSAGE_LIMIT), ("grpc.max_send_message_length", _MESSAGE_LIMIT)]
+    server = grpc.server(workers, options=options)
+    add: Callable[[SnapshotsService, grpc.Server], None] = snapshots_pb2_grpc.add_SnapshotsServicer_to_server
+    add(SnapshotsService(snapshots), server)
+    # Bound in a private directory and renamed when its mode is right: there is no moment at which another user could
+    # connect, and none without a socket when a predecessor is replaced.
+    with tempfile.TemporaryDirectory(prefix=".s", dir=socket_path.parent) as private:
+        bound = Path(private) / "s"
+        server.add_insecure_port(f"unix://{bound}")
+        server.start()
+        bound.chmod(0o600)
+        bound.rename(socket_path)
+    _log.info("service.listening socket=%s workers=%d", socket_path, max_workers)
+    return server
+
+
+def _check_socket_path(path: Path) -> None:
+    """Raises UserError unless a server may listen on `path`."""
+    # The name it is bound under first is longer than ".sXXXXXXXX/s" at most by this much.
+    room = _SOCKET_PATH_LIMIT - len(".s12345678/s")
+    if not path.is_absolute() or len(os.fsencode(path)) > _SOCKET_PATH_LIMIT or len(os.fsencode(path.parent)) >= room:
+        raise errors.UserError(
+            f"{path}: a socket's path must be absolute and shorter than {room} bytes: choose another"
+        )
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise errors.UserError(f"{path}: exists and is not a socket: remove it or choose another path")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return  # nobody listens: left over by a process that died
+    raise errors.UserError(f"{path}: another process serves there: stop it or choose another path")
+
+
+def _mount(mount: Mount) -> mount_pb2.Mount:
+    return mount_pb2.Mount(type=mount.type, source=mount.source, options=mount.options)
+
+
+def _info(snapshot: Snapshot) -> snapshots_pb2.Info:
+    return snapshots_pb2.Info(
+        name=snapshot.key,
+        parent=snapshot.parent,
+        kind=snapshots_pb2.Kind.Name(snapshot.kind),
+        created_at=_timestamp(snapshot.created_ns),
+        updated_at=_timestamp(snapshot.updated_ns),
+        labels=snapshot.labels,
+    )
+
+
+def _timestamp(time_ns: int) -> Timestamp:
+    seconds, nanos = divmod(time_ns, 1_000_000_000)
+    return Timestamp(seconds=seconds, nanos=nanos)

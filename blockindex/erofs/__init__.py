@@ -1,0 +1,11 @@
+"""EROFS images that hold metadata only: written from a tree, checked before a kernel sees them, read back.
+
+The byte layout is described in `docs/format-erofs.md`, its structs are in `ondisk`; `writer`, `validator` and `reader`
+know only that module. What the writer makes, the validator accepts; what the validator accepts, the reader reads.
+"""
+
+from blockindex.erofs.reader import Entry, walk
+from blockindex.erofs.validator import validate_metadata
+from blockindex.erofs.writer import build_metadata
+
+__all__ = ["Entry", "build_metadata", "validate_metadata", "walk"]

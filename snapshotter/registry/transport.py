@@ -1,0 +1,382 @@
+"""HTTP to registries and directories: warm connections, time-outs, redirects; network trouble becomes our errors.
+
+Built on requests' HTTPAdapter (its pools, TLS and proxies) without its Session, whose cookies, netrc look-ups and own
+redirect rules we do not want. Knows nothing of images, tokens or ranges: it returns any answer, whatever its status.
+
+Invariants: at most `connections` requests are under way per host (a slot is held from `open` until `Reply.close`);
+an Authorization header never reaches another origin than the one it was given for; only a request on a kept-alive
+connection that died before any byte of the answer is repeated, and silently; nothing else is retried here.
+"""
+
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol, cast
+from urllib.parse import urljoin, urlsplit
+
+import certifi
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from snapshotter.errors import InvalidArgument, Precondition, SnapshotterError, Transient
+
+__all__ = ["CHUNK_BYTES", "Reply", "Transport"]
+
+CHUNK_BYTES = 256 * 1024
+"""Most bytes of one chunk: a chunk is what one recv yields, so that a decoder gets its bytes early."""
+
+_MAX_HOPS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class _StaleConnection(Exception):
+    """A kept-alive connection was closed by the other side before it answered. Deliberately no OSError: urllib3 and
+    requests would wrap one."""
+
+
+class _WatchedMixin:
+    """Tells a dead kept-alive connection (repeat) from a fresh one that is refused or reset (do not)."""
+
+    _answered = False
+
+    def connect(self) -> None:
+        self._answered = False
+        super().connect()  # type: ignore[misc]  # the mixin stands before an HTTPConnection
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        with self._watch():
+            super().request(*args, **kwargs)  # type: ignore[misc]  # as above
+
+    def getresponse(self) -> urllib3.HTTPResponse:
+        with self._watch():
+            response: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]  # as above
+        self._answered = True
+        return response
+
+    @contextmanager
+    def _watch(self) -> Iterator[None]:
+        try:
+            yield
+        except (http.client.RemoteDisconnected, ConnectionError) as exc:
+            if self._answered:
+                raise _StaleConnection from exc
+            raise
+
+
+class _WatchedHTTP(_WatchedMixin, HTTPConnection):  # type: ignore[misc]  # narrower getresponse, same object
+    pass
+
+
+class _WatchedHTTPS(_WatchedMixin, HTTPSConnection):  # type: ignore[misc]  # as above
+    pass
+
+
+class _HTTPPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _WatchedHTTP
+
+
+class _HTTPSPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _WatchedHTTPS
+
+
+class _Adapter(HTTPAdapter):
+    """requests' adapter with our socket options and one TLS context for all connections.
+
+    requests would load the certificate bundle anew for each connection: 10-20 ms before the first byte.
+    """
+
+    def __init__(self, connections: int, receive_bytes: int | None) -> None:
+        self._socket_options: list[tuple[int, int, int]] = [
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        ]
+        if receive_bytes is not None:
+            self._socket_options.append((socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes))
+        self._tls: ssl.SSLContext | None = None
+        self._tls_lock = threading.Lock()
+        super().__init__(pool_connections=64, pool_maxsize=connections, max_retries=0, pool_block=False)
+
+    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **kwargs: Any) -> None:
+        kwargs["socket_options"] = self._socket_options
+        super().init_poolmanager(connections, maxsize, block, **kwargs)
+        _watch_pools(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
+        kwargs["socket_options"] = self._socket_options
+        return _watch_pools(super().proxy_manager_for(proxy, **kwargs))
+
+    def build_connection_pool_key_attributes(  # type: ignore[override]  # their TypedDicts are private
+        self, request: requests.PreparedRequest, verify: Any, cert: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        parts = urlsplit(request.url or "")
+        host = {"scheme": str(parts.scheme), "host": str(parts.hostname), "port": parts.port}
+        return host, {"ssl_context": self._tls_context()} if parts.scheme == "https" else {}
+
+    def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
+        """Nothing to do: the TLS context holds the trust."""
+
+    def _tls_context(self) -> ssl.SSLContext:
+        with self._tls_lock:
+            if self._tls is None:
+                context = ssl.create_default_context()
+                if ssl.get_default_verify_paths().cafile is None and not context.cert_store_stats()["x509_ca"]:
+                    context.load_verify_locations(certifi.where())
+                self._tls = context
+            return self._tls
+
+
+def _watch_pools(manager: Any) -> Any:
+    manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+    return manager
+
+
+class _Slots(Protocol):
+    """What `Reply` gives back when it is closed."""
+
+    def release(self) -> None: ...
+
+
+class Reply:
+    """One answer whose body is read on demand. One thread reads; any thread may cancel. Always close it."""
+
+    __slots__ = ("_closed", "_lock", "_raw", "_slot", "headers", "redirected", "status", "url", "what")
+
+    def __init__(self, response: requests.Response, slot: _Slots, what: str) -> None:
+        self.status = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+        self.url = response.url
+        self.redirected = False
+        self.what = what
+        self._raw = cast(urllib3.HTTPResponse, response.raw)
+        self._slot = slot
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Reply {self.status} {self.what}{' closed' if self._closed else ''}>"
+
+    def __enter__(self) -> "Reply":
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.close()
+
+    def read1(self) -> bytes:
+        """Whatever has arrived, at most CHUNK_BYTES; b"" at the end. Transient on a reset, stall or short body."""
+        with _translated(self.what):
+            return self._raw.read1(CHUNK_BYTES, decode_content=False) or b""
+
+    def read_all(self, limit: int) -> bytes:
+        """The whole body; InvalidArgument when it is longer than `limit` bytes."""
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := self.read1():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                raise InvalidArgument(f"{self.what}: the answer is longer than {limit} bytes")
+        return b"".join(chunks)
+
+    def cancel(self) -> None:
+        """Wake a thread that is blocked in `read1`; it meets the end of the body or Transient."""
+        try:
+            self._raw.shutdown()
+        except (ValueError, RuntimeError, OSError):
+            return  # the connection is already closed or back in its pool: nobody is blocked on it
+
+    def finish(self) -> None:
+        """Close an answer that is not wanted; a short rest of its body is read so that the connection stays warm."""
+        length = self.headers.get("Content-Length", "")
+        try:
+            if self._raw.length_remaining == 0 or (length.isdigit() and int(length) <= CHUNK_BYTES):
+                while self.read1():
+                    pass
+        except SnapshotterError:
+            pass  # what was wanted of it is here already; only the connection is lost
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the connection back if the body was read whole, else drop it; frees the slot once."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._raw.close()
+        self._raw.release_conn()
+        self._slot.release()
+
+
+class Transport:
+    """A set of warm connections with one set of limits. Thread-safe.
+
+    `receive_bytes` shrinks the sockets' receive buffer: a reader that pauses then stops the sender at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        connections: int,
+        connect_timeout_s: float,
+        read_timeout_s: float,
+        receive_bytes: int | None = None,
+    ) -> None:
+        self._connections = connections
+        self._timeout = (connect_timeout_s, read_timeout_s)
+        self._adapter = _Adapter(connections, receive_bytes)
+        self._lock = threading.Lock()
+        self._slots: dict[str, threading.BoundedSemaphore] = {}
+        self._proxies: dict[str, dict[str, str]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Transport {self._connections} connections to each of {len(self._slots)} hosts>"
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._adapter.close()
+
+    def open(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        what: str,
+        *,
+        authorization: str | None = None,
+    ) -> Reply:
+        """Send one request, follow up to five redirects, return the answer once its headers are here."""
+        origin, hop = url, url
+        for hops in range(_MAX_HOPS + 1):
+            sent = dict(headers)
+            if authorization is not None and _origin(hop) == _origin(origin):
+                sent["Authorization"] = authorization
+            else:
+                authorization = None  # once another host was asked it never comes back
+            reply = self._send(method, hop, sent, what)
+            reply.redirected = hops > 0
+            location = reply.headers.get("Location") if reply.status in _REDIRECTS else None
+            if location is None:
+                return reply
+            reply.finish()
+            hop = _next_hop(hop, location, what)
+        raise Transient(f"{what}: more than {_MAX_HOPS} redirects, the last to {urlsplit(hop).netloc}")
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str], what: str) -> Reply:
+        host = urlsplit(url).netloc
+        what = f"{what} at {host}"
+        with _translated(what):
+            prepared = requests.Request(
+                method, url, headers={"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers}
+            ).prepare()
+        slot = self._slot(host)
+        if not slot.acquire(timeout=sum(self._timeout)):
+            raise Transient(f"{what}: all {self._connections} connections to {host} are busy")
+        try:
+            with _translated(what):
+                return Reply(self._answer(prepared, host), slot, what)
+        except BaseException:
+            slot.release()
+            raise
+
+    def _answer(self, prepared: requests.PreparedRequest, host: str) -> requests.Response:
+        # Each stale connection leaves the pool when it is met, so a live or new one comes at the latest after all.
+        for _ in range(self._connections):
+            try:
+                return self._try(prepared, host)
+            except _StaleConnection:
+                continue
+        try:
+            return self._try(prepared, host)
+        except _StaleConnection as exc:
+            raise ConnectionResetError("kept-alive connections keep closing") from exc
+
+    def _try(self, prepared: requests.PreparedRequest, host: str) -> requests.Response:
+        return self._adapter.send(
+            prepared, stream=True, timeout=self._timeout, proxies=self._proxies_for(prepared.url or "", host)
+        )
+
+    def _slot(self, host: str) -> threading.BoundedSemaphore:
+        with self._lock:
+            return self._slots.setdefault(host, threading.BoundedSemaphore(self._connections))
+
+    def _proxies_for(self, url: str, host: str) -> dict[str, str]:
+        """The proxies that HTTP_PROXY, HTTPS_PROXY and NO_PROXY ask for, read once per host."""
+        with self._lock:
+            if host not in self._proxies:
+                self._proxies[host] = requests.utils.get_environ_proxies(url)
+            return self._proxies[host]
+
+
+def _origin(url: str) -> tuple[str, str | None, int]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _next_hop(url: str, location: str, what: str) -> str:
+    """Where a redirect leads; only http and https are followed."""
+    try:
+        hop = urljoin(url, location)
+        if urlsplit(hop).scheme in ("http", "https"):
+            return hop
+    except ValueError:
+        pass  # not a URL at all: refused below
+    raise InvalidArgument(f"{what}: redirected to {location!r}, which is neither http nor https")
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """requests', urllib3's and socket errors as ours: the one border between HTTP and the daemon."""
+    try:
+        yield
+    except (
+        requests.exceptions.InvalidURL,
+        requests.exceptions.InvalidSchema,
+        requests.exceptions.MissingSchema,
+    ) as exc:
+        raise InvalidArgument(f"{what}: {exc}") from exc
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as exc:
+        cause = _root(exc)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            raise Precondition(f"{what}: certificate not trusted: {cause.verify_message}") from exc
+        raise Transient(f"{what}: {_explain(exc, cause)}") from exc
+
+
+def _root(exc: BaseException) -> BaseException:
+    """The innermost cause: the one that says what happened in the fewest words."""
+    seen: set[int] = set()
+    while id(exc) not in seen:
+        seen.add(id(exc))
+        inner = exc.__cause__ or exc.__context__ or getattr(exc, "reason", None)
+        if not isinstance(inner, BaseException):
+            break
+        exc = inner
+    return exc
+
+
+def _explain(exc: BaseException, cause: BaseException) -> str:
+    if isinstance(exc, requests.exceptions.ConnectTimeout):
+        return "no connection within the time-out"
+    if isinstance(exc, (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)):
+        return "stalled: nothing received within the time-out"
+    if isinstance(cause, (http.client.IncompleteRead, urllib3.exceptions.IncompleteRead)):
+        return "short body: the connection closed early"
+    return str(cause) or type(cause).__name__
+
+
+def _user_agent() -> str:
+    try:
+        return f"bootseer/{version('bootseer')}"
+    except PackageNotFoundError:
+        return "bootseer"
+
+
+_USER_AGENT = _user_agent()

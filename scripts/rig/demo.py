@@ -1,0 +1,207 @@
+"""The demo: cold starts of one real image with overlayfs and with bootseer over an emulated link, side by side.
+
+It needs root, and leaves nothing behind but the built image in its cache: everything else belongs to one workspace,
+which ends with it, also on Ctrl-C, SIGTERM, SIGHUP or an error. The first such signal starts the clean-up, further ones
+are ignored until it is done (each step of it is bounded in time).
+"""
+
+import argparse
+import os
+import platform
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from scripts.rig.coldstart import Bench, ColdStart, System, cold_start
+from scripts.rig.errors import RigError
+from scripts.rig.image import CACHE, RECIPES, build
+from scripts.rig.indexserver import IndexServer
+from scripts.rig.link import Link
+from scripts.rig.node import BOOTSEER
+from scripts.rig.oci import Layout
+from scripts.rig.process import run
+from scripts.rig.registry import Registry
+from scripts.rig.report import document, table
+from scripts.rig.workspace import Workspace
+
+__all__ = ["main"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Interrupted(BaseException):
+    """A signal asked for the end. Not an Exception: nothing on the way may take it for a failure and go on."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """`systems` in the order of the table; `rounds` cold starts of each."""
+
+    image: str
+    systems: tuple[System, ...]
+    rounds: int
+    mbit: float
+    rtt_ms: float
+    json: Path | None
+
+
+class _Progress:
+    """Prints what is being done, with the seconds since the beginning."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._started:6.1f} s] {text}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; 0 if every start was ready with the right output, 1 if not, 128 + signal if interrupted."""
+    options = _parse(argv)
+    if os.geteuid() != 0:
+        print("demo: namespaces and mounts need root; run: sudo ./scripts/demo", file=sys.stderr)
+        return 2
+    progress = _Progress()
+    try:
+        with _signals_as_exceptions(), ExitStack() as stack:
+            stack.callback(_say_cleanup, progress)
+            stack.callback(_ignore_signals)
+            layout, runs = _run(options, stack, progress)
+    except _Interrupted as interrupted:
+        print(f"demo: interrupted by {signal.Signals(interrupted.number).name}, all cleaned up", file=sys.stderr)
+        return 128 + interrupted.number
+    except RigError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    _show(options, layout, runs)
+    return 0 if all(run.output_ok for run in runs) else 1
+
+
+def _run(options: _Options, stack: ExitStack, progress: _Progress) -> tuple[Layout, list[ColdStart]]:
+    """Build everything, make all cold starts. What it opens is closed by `stack`."""
+    workspace = stack.enter_context(Workspace())
+    stack.callback(_ignore_signals)
+    recipe = RECIPES[options.image]
+    layout = build(recipe, workspace.env, progress, CACHE)
+    progress(f"link of {options.mbit:g} Mbit/s and {options.rtt_ms:g} ms: testing it")
+    link = Link(workspace, options.mbit, options.rtt_ms)
+    stack.callback(link.close)
+    progress(f"link: {link.self_test()}")
+    registry = Registry(workspace, link)
+    stack.callback(registry.close)
+    index_server = IndexServer(workspace, link)
+    stack.callback(index_server.close)
+    reference = registry.push(layout, f"bench/{recipe.name}")
+    progress(f"registry: {reference}, {len(layout.layers)} layers, {layout.size / 1e6:.1f} MB")
+    indexes = _build_indexes(workspace, link, reference, progress) if System.BOOTSEER in options.systems else None
+    stack.callback(_ignore_signals)
+    bench = Bench(workspace, link, registry, index_server, recipe, reference, indexes)
+    return layout, _all_rounds(options, bench, progress)
+
+
+def _build_indexes(workspace: Workspace, link: Link, reference: str, progress: _Progress) -> Path:
+    """Build the image's indexes as its publisher would, beside the registry; returns their directory."""
+    directory = workspace.directory("built-indexes")
+    argv = [str(BOOTSEER), "index", "build", reference, "--plain-http", "--out", str(directory)]
+    started = time.monotonic()
+    run(link.far.command(argv), workspace.env, "building the indexes", timeout_s=300)
+    files = list(directory.rglob("*.bsi"))
+    if not files:
+        raise RigError(f"`bootseer index build` wrote no *.bsi file into {directory}")
+    size = sum(file.stat().st_size for file in files) / 1e6
+    progress(f"indexes: {len(files)} files, {size:.1f} MB, built in {time.monotonic() - started:.1f} s")
+    return directory
+
+
+def _all_rounds(options: _Options, bench: Bench, progress: _Progress) -> list[ColdStart]:
+    runs = []
+    for number in range(1, options.rounds + 1):
+        for system in random.sample(options.systems, len(options.systems)):
+            result = cold_start(bench, system, f"{number}-{system.value}")
+            runs.append(result)
+            verdict = "" if result.output_ok else ", WRONG OUTPUT"
+            progress(
+                f"round {number}/{options.rounds}: {system.value}: ready after {result.ready_s:.2f} s "
+                f"(pull {result.pull_s:.2f} s), {result.size / 1e6:.1f} MB, {result.requests} requests{verdict}"
+            )
+    return runs
+
+
+def _show(options: _Options, layout: Layout, runs: Sequence[ColdStart]) -> None:
+    machine = f"Linux {platform.release()}, {os.cpu_count()} CPUs"
+    print(
+        f"\n{options.image} image ({len(layout.layers)} layers, {layout.size / 1e6:.1f} MB), cold node, "
+        f"{options.mbit:g} Mbit/s, {options.rtt_ms:g} ms; {machine}; median [lowest-highest]\n\n{table(runs)}"
+    )
+    if options.json is not None:
+        options.json.write_text(document(layout, options.mbit, options.rtt_ms, runs))
+        print(f"\nwritten: {options.json}")
+
+
+def _parse(argv: Sequence[str] | None) -> _Options:
+    parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").splitlines()[0])
+    systems = [system.value for system in System]
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--rounds", type=_positive_int, default=3, metavar="N", help="cold starts of each (3)")
+    parser.add_argument("--mbit", type=_positive_float, default=100.0, help="rate of the link (100)")
+    parser.add_argument("--rtt-ms", type=_positive_float, default=20.0, help="round-trip time of the link (20)")
+    parser.add_argument("--image", choices=sorted(RECIPES), default="numpy", help="image to start (numpy)")
+    parser.add_argument("--systems", nargs="+", choices=systems, default=systems, help="what to compare (all)")
+    options = parser.parse_args(argv)
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json: no directory {options.json.absolute().parent}")
+    chosen = tuple(system for system in System if system.value in options.systems)
+    return _Options(options.image, chosen, options.rounds, options.mbit, options.rtt_ms, options.json)
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e5:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """Raise `_Interrupted` at the first of `_SIGNALS`, and put the handlers back at the end."""
+    before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _ignore_signals()
+    raise _Interrupted(number)
+
+
+def _ignore_signals() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _say_cleanup(progress: _Progress) -> None:
+    progress("all stopped, unmounted and removed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""A node on the near side: an own containerd, and on wish our daemon as its snapshotter, in a mount namespace.
+
+A `Node` is always cold: fresh roots, fresh processes, page cache dropped. The product is driven by its commands only
+(`bootseer serve`, `bootseer unmount`). `close` stops everything by pid and ends the mount namespace; what was still
+mounted then is kept in `left_mounted`, because a clean stop leaves nothing.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.rig.errors import RigError
+from scripts.rig.link import CHECKOUT, Link
+from scripts.rig.namespace import Namespace, mount_namespace
+from scripts.rig.process import end, kill_tree, marked, run, spawn, tail, wait_for_socket
+from scripts.rig.workspace import Workspace, mounts_below
+
+__all__ = ["BOOTSEER", "SNAPSHOTTER", "Node"]
+
+SNAPSHOTTER = "bootseer"
+BOOTSEER = CHECKOUT / ".venv" / "bin" / "bootseer"
+
+_CONTAINERD = """\
+version = 2
+root = "{root}"
+state = "{state}"
+disabled_plugins = [
+    "io.containerd.grpc.v1.cri",
+    "io.containerd.internal.v1.opt",
+    "io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.zfs",
+]
+[grpc]
+address = "{socket}"
+"""
+_PROXY = """
+[proxy_plugins.{name}]
+type = "snapshot"
+address = "{socket}"
+"""
+_DAEMON = """\
+root = "{root}"
+run = "{run}"
+
+[index]
+url = "{index}"
+
+[registry]
+plain_http = ["{registry}"]
+"""
+_TOOLS = ("containerd", "containerd-shim-runc-v2", "runc", "ctr", "ctr-remote", "nsenter", "setpriv")
+
+
+class Node:
+    """A cold node named `name`; with `daemon`, a pair (index URL, registry address), our snapshotter is on it."""
+
+    def __init__(self, workspace: Workspace, link: Link, name: str, daemon: tuple[str, str] | None = None) -> None:
+        self.left_mounted: list[str] = []
+        self._workspace = workspace
+        self._directory = workspace.directory(f"nodes/{name}")
+        self._containerd_socket = self._directory / "containerd.sock"
+        self._config = self._directory / "bootseer.toml"
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._namespace: Namespace | None = mount_namespace(link.near, workspace.env)
+        try:
+            _drop_caches()
+            if daemon is not None:
+                self._start_daemon(*daemon)
+            self._start_containerd(daemon is not None)
+        except BaseException:
+            self.close()
+            raise
+
+    def command(self, argv: Sequence[str | Path]) -> list[str]:
+        """`argv`, run on the node."""
+        assert self._namespace is not None
+        return self._namespace.command([str(part) for part in argv])
+
+    def ctr(self, *arguments: str, tool: str = "ctr") -> list[str]:
+        """The command line of containerd's client (or of `ctr-remote`) for this node."""
+        return self.command([tool, "--address", str(self._containerd_socket), *arguments])
+
+    def logs(self) -> str:
+        """The ends of the node's logs, for error messages."""
+        logs = sorted(self._directory.glob("*.log"))
+        return "\n".join(f"--- {log.name}\n{tail(log)}" for log in logs)
+
+    def close(self) -> None:
+        """Stop containers, containerd and daemon, unmount the layers, end the namespace. Safe to call twice."""
+        if self._namespace is None:
+            return
+        namespace, self._namespace = self._namespace, None
+        try:
+            self._end_containers()
+            while self._processes:
+                name, process = self._processes.pop()
+                end(process, grace_s=10)
+                if name == "bootseer":
+                    self._unmount_layers(namespace)
+            self.left_mounted = mounts_below(self._directory, namespace.pid)
+        finally:
+            namespace.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _start_daemon(self, index_url: str, registry: str) -> None:
+        root, run_directory = self._directory / "bootseer", self._directory / "run"
+        root.mkdir()
+        run_directory.mkdir()
+        self._config.write_text(_DAEMON.format(root=root, run=run_directory, index=index_url, registry=registry))
+        self._start("bootseer", [BOOTSEER, "serve", "--config", self._config], run_directory / "bootseer.sock")
+
+    def _start_containerd(self, with_daemon: bool) -> None:
+        config = self._directory / "containerd.toml"
+        root, state = self._directory / "containerd", self._directory / "state"
+        text = _CONTAINERD.format(root=root, state=state, socket=self._containerd_socket)
+        if with_daemon:
+            text += _PROXY.format(name=SNAPSHOTTER, socket=self._directory / "run" / "bootseer.sock")
+        config.write_text(text)
+        self._start("containerd", ["containerd", "--config", config], self._containerd_socket)
+        # The first call waits until all plugins serve, and has the client in memory, as on a node in use.
+        run(self.ctr("version"), self._workspace.env, "asking containerd for its version")
+
+    def _start(self, name: str, argv: Sequence[str | Path], socket: Path) -> None:
+        log = self._directory / f"{name}.log"
+        with log.open("wb") as out:
+            process = spawn(self.command(argv), self._workspace.env, stdout=out, stderr=out)
+        self._processes.append((name, process))
+        try:
+            wait_for_socket(socket, process, f"starting {name}")
+        except RigError as error:
+            raise RigError(f"{error}\n{tail(log)}") from None
+
+    def _end_containers(self) -> None:
+        """Kill the shims with their containers: a measured container that still runs is of no more use."""
+        for pid in marked(str(self._workspace.root)):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"containerd-shim" in words[0] and str(self._containerd_socket).encode() in words:
+                kill_tree(pid)
+
+    def _unmount_layers(self, namespace: Namespace) -> None:
+        argv = namespace.command([str(BOOTSEER), "unmount", "--config", str(self._config)])
+        run(argv, self._workspace.env, "unmounting the node's layers", timeout_s=30)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{name} {process.pid}" for name, process in self._processes)
+        return f"<Node {self._directory.name} {names or 'stopped'}>"
+
+
+def _drop_caches() -> None:
+    """Empty the machine's page cache, then read the tools that any node in use has in memory."""
+    subprocess.run(["sync"], check=True)
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    for tool in _TOOLS:
+        path = shutil.which(tool)
+        if path is not None:
+            Path(path).read_bytes()

@@ -174,8 +174,15 @@ class Metadata:
         self._pool_lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        with self.write() as change:
-            _prepare_schema(change._connection, path)
+        try:
+            with self.write() as change:
+                _prepare_schema(change._connection, path)
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise UserError(f"{path}: cannot be used as snapshot store: {error}") from error
+        except UserError:
+            self.close()
+            raise
 
     @contextmanager
     def read(self) -> Iterator[View]:
@@ -245,7 +252,7 @@ def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise UserError(
             f"{path}: snapshot store of version {version}, this bootseer reads {_VERSION}: use the newer bootseer"
         )
-    for statement in _SCHEMA.split(";"):
+    for statement in _SCHEMA.split(";\n"):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {_VERSION}")
 

@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -159,7 +160,7 @@ def serve(snapshots: Snapshots, socket_path: Path, max_workers: int = 64) -> grp
 
     A stale socket of an earlier process is replaced; raises UserError when somebody answers on it, or when the path
     cannot be one. A Prepare holds a worker for as long as a layer takes to come, so there have to be many.
-    The caller stops the server and unlinks the socket.
+    The caller stops the server; its workers end then, each when its call does. The socket stays and is stale.
     """
     _check_socket_path(socket_path)
     workers = ThreadPoolExecutor(max_workers, thread_name_prefix="snapshots")
@@ -175,8 +176,15 @@ def serve(snapshots: Snapshots, socket_path: Path, max_workers: int = 64) -> grp
         server.start()
         bound.chmod(0o600)
         bound.rename(socket_path)
+    threading.Thread(target=_end_with, args=(server, workers), name="snapshots-end", daemon=True).start()
     _log.info("service.listening socket=%s workers=%d", socket_path, max_workers)
     return server
+
+
+def _end_with(server: grpc.Server, workers: ThreadPoolExecutor) -> None:
+    """Let the workers go once the server has been stopped: grpc leaves them behind."""
+    server.wait_for_termination()
+    workers.shutdown(wait=False)
 
 
 def _check_socket_path(path: Path) -> None:

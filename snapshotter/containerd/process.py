@@ -1,0 +1,85 @@
+"""The service process: containerd's socket, the mounts, and the socket that `bootseer status` asks.
+
+It holds the FUSE mount but not the connection, so it may wait for reads through it and still be killed. Killed, it
+loses nothing: snapshots are in SQLite, mounts stay, a successor takes up both.
+"""
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from snapshotter.attach import Attacher, Capabilities
+from snapshotter.blockstore import BlockStore
+from snapshotter.config import Config
+from snapshotter.errors import SnapshotterError
+from snapshotter.layers import Layers
+from snapshotter.rpc import Server
+
+from .service import serve
+from .snapshots import Snapshots
+
+__all__ = ["main"]
+
+_log = logging.getLogger(__name__)
+
+
+def main(config: Config, mount_fd: int) -> None:
+    """Serve until SIGTERM."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    root, run = Path(config.root), Path(config.run)
+    mount = config.mount
+    attacher = Attacher(
+        root, mount_fd, mount.attach, mount.readahead_cold_kib, mount.readahead_warm_kib, Capabilities.probe()
+    )
+    layers = Layers(BlockStore(root), run / "fetch.sock", attacher)
+    snapshots = Snapshots(root, layers)
+    control = Server(run / "control.sock", {"status": lambda request: _status(config, layers, snapshots)})
+    # containers that still run get their layers back before containerd is served; a slow layer holds up no other
+    restored = threading.Thread(target=snapshots.restore, name="restore", daemon=True)
+    restored.start()
+    restored.join(timeout=_RESTORE_S)
+    socket = Path(config.socket or run / "bootseer.sock")
+    server = serve(snapshots, socket)
+    _log.info("service.ready socket=%s pid=%d", socket, os.getpid())
+    stop.wait()
+    server.stop(grace=1.0).wait()
+    control.close()
+    socket.unlink(missing_ok=True)
+    snapshots.close()
+
+
+_RESTORE_S = 2.0
+
+
+def _status(config: Config, layers: Layers, snapshots: Snapshots) -> Mapping[str, Any]:
+    processes = json.loads((Path(config.run) / "processes.json").read_text())
+    for process in processes:
+        process["rss_bytes"] = _rss(process["pid"])
+    try:
+        fetch = layers.status()
+    except SnapshotterError as error:
+        fetch = {"layers": [], "problem": str(error)}
+    return {
+        "version": version("bootseer"),
+        "pid": processes[0]["pid"],
+        "processes": processes,
+        "prepares": asdict(snapshots.counters()),
+        **fetch,
+    }
+
+
+def _rss(pid: int) -> int:
+    """Resident bytes of a process, 0 when it has just ended."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

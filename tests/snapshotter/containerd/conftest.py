@@ -1,0 +1,21 @@
+"""One snapshotter over a fake provider for each test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_provider import FakeProvider
+
+from snapshotter.containerd.snapshots import Snapshots
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> FakeProvider:
+    return FakeProvider(tmp_path / "provider")
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path, provider: FakeProvider) -> Iterator[Snapshots]:
+    made = Snapshots(tmp_path / "root", provider)
+    yield made
+    made.close()

@@ -1,0 +1,243 @@
+"""The layer index as a file: encode, decode, check. `docs/format.md` describes the bytes for other readers.
+
+    prologue | head (protobuf, everything needed to mount) | windows (needed to decode gzip spans)
+
+Knows the encoding; must not know files, HTTP or how an index is made.
+
+Invariant: what `decode_index` returns is sound as a whole: digests of head and windows match, every table is monotone
+and in bounds, the counts agree, and the EROFS metadata is valid. Everything else raises Corrupt, in bounded memory.
+"""
+
+import struct
+from array import array
+from dataclasses import replace
+from hashlib import sha256
+from itertools import accumulate, pairwise
+
+from google.protobuf.message import DecodeError
+
+from blockindex.columns import compress, decompress, pack, unpack
+from blockindex.erofs import validate_metadata
+from blockindex.errors import Corrupt, Unsupported
+from blockindex.filetable import FileTable
+from blockindex.layerindex import DIGEST_SIZE, LayerIndex
+from blockindex.model import BLOCK, Compression, block_ceil
+from blockindex.spantable import SpanColumns, SpanTable
+from proto import layerindex_pb2 as pb
+
+__all__ = [
+    "FORMAT_VERSION",
+    "PROLOGUE_SIZE",
+    "decode_head",
+    "decode_index",
+    "encode_index",
+    "head_end",
+    "index_name",
+    "with_windows",
+]
+
+FORMAT_VERSION = 1
+_MAGIC = b"\x89BSIDX\r\n"
+_PROLOGUE = struct.Struct("<8sIIQ32s")  # magic, version, 0, head size, sha256 of the head
+PROLOGUE_SIZE = _PROLOGUE.size
+"""Bytes of an index file that `head_end` needs."""
+
+_MAX_HEAD = 1 << 29
+_MAX_METADATA = 1 << 29  # ten times the metadata of a layer of 500,000 files
+_COMPRESSIONS = {
+    Compression.TAR: pb.COMPRESSION_TAR,
+    Compression.GZIP: pb.COMPRESSION_GZIP,
+    Compression.ZSTD: pb.COMPRESSION_ZSTD,
+}
+_DIGEST_PREFIX = "sha256:"
+_MAX_OFFSET = (1 << 63) - 1
+
+
+def index_name(blob_digest: str) -> str:
+    """Where the index of a layer lies below an index directory, on disk and over HTTP: `sha256/<hex>.bsi`."""
+    return f"sha256/{_digest_bytes(blob_digest).hex()}.bsi"
+
+
+def encode_index(index: LayerIndex) -> bytes:
+    """The whole index file."""
+    spans = index.spans
+    assert spans.windows is not None, "an index without its windows cannot be encoded"
+    head = pb.LayerIndexHead(
+        blob_digest=_digest_bytes(index.blob_digest),
+        blob_size=index.blob_size,
+        diff_id=_digest_bytes(index.diff_id),
+        tar_size=index.tar_size,
+        compression=_COMPRESSIONS[index.compression],
+        metadata_size=len(index.metadata),
+        metadata_zstd=compress(index.metadata),
+        data_size=index.data_size,
+        files=pb.Columns(rows=len(index.files), zstd=pack(_file_columns(index.files))),
+        spans=pb.Columns(rows=len(spans), zstd=pack(_span_columns(spans.columns))),
+        piece_digests=index.piece_digests,
+        windows_size=spans.windows_size,
+        windows_digest=spans.windows_digest,
+    ).SerializeToString(deterministic=True)
+    prologue = _PROLOGUE.pack(_MAGIC, FORMAT_VERSION, 0, len(head), sha256(head).digest())
+    return b"".join((prologue, head, spans.windows))
+
+
+def head_end(prologue: bytes) -> int:
+    """How many bytes of the file `decode_head` needs, from its first PROLOGUE_SIZE bytes. Unsupported for a newer
+    version, Corrupt for anything that is no index."""
+    return _parse_prologue(prologue)[0]
+
+
+def decode_head(data: bytes) -> LayerIndex:
+    """The index without its windows, from at least the first `head_end` bytes of the file: enough to mount the layer.
+    Raises Corrupt, Unsupported."""
+    end, digest = _parse_prologue(data)
+    if len(data) < end:
+        raise Corrupt("head", f"the file ends before its head does ({end})", len(data))
+    head_bytes = data[PROLOGUE_SIZE:end]
+    if sha256(head_bytes).digest() != digest:
+        raise Corrupt("head", "does not match its digest", PROLOGUE_SIZE)
+    try:
+        return _from_message(pb.LayerIndexHead.FromString(head_bytes))
+    except DecodeError as error:
+        raise Corrupt("head", f"is not a LayerIndexHead message: {error}", PROLOGUE_SIZE) from error
+
+
+def with_windows(index: LayerIndex, windows: bytes) -> LayerIndex:
+    """The index with its windows section (the file's bytes from `head_end` on) attached; raises Corrupt."""
+    spans = index.spans
+    if len(windows) != spans.windows_size:
+        raise Corrupt("windows", f"holds {len(windows)} bytes, not {spans.windows_size}")
+    if sha256(windows).digest() != spans.windows_digest:
+        raise Corrupt("windows", "does not match its digest")
+    complete = SpanTable(spans.columns, index.files, index.tar_size, windows, spans.windows_digest)
+    return replace(index, spans=complete)
+
+
+def decode_index(data: bytes) -> LayerIndex:
+    """The index of a whole file. Raises Corrupt, naming the part that is wrong, or Unsupported. Whether it is the index
+    of the layer one wants (`blob_digest`) is for the caller to compare."""
+    index = decode_head(data)
+    return with_windows(index, data[head_end(data) :])
+
+
+def _parse_prologue(data: bytes) -> tuple[int, bytes]:
+    if len(data) < PROLOGUE_SIZE:
+        raise Corrupt("prologue", f"the file is shorter than {PROLOGUE_SIZE} bytes", len(data))
+    magic, version, reserved, head_size, digest = _PROLOGUE.unpack_from(data)
+    if magic != _MAGIC:
+        raise Corrupt("prologue", "not a layer index (wrong magic)", 0)
+    if version > FORMAT_VERSION:
+        raise Unsupported(
+            f"layer index of format version {version}; this version reads up to {FORMAT_VERSION}: upgrade bootseer, "
+            "or build the index again with this one"
+        )
+    if version != FORMAT_VERSION or reserved:
+        raise Corrupt("prologue", f"impossible version {version}.{reserved}", len(_MAGIC))
+    if head_size > _MAX_HEAD:
+        raise Corrupt("prologue", f"states a head of {head_size} bytes, more than {_MAX_HEAD}")
+    return PROLOGUE_SIZE + head_size, digest
+
+
+def _from_message(head: pb.LayerIndexHead) -> LayerIndex:
+    compression = next((ours for ours, theirs in _COMPRESSIONS.items() if theirs == head.compression), None)
+    if compression is None:
+        raise Corrupt("compression", f"unknown value {head.compression}")
+    for name in ("blob_size", "tar_size", "data_size"):
+        if getattr(head, name) > _MAX_OFFSET:
+            raise Corrupt(name, f"{getattr(head, name)} does not fit 63 bits")
+    if head.metadata_size % BLOCK or head.data_size % BLOCK:
+        raise Corrupt("data_size", "or metadata_size is not a multiple of 4096")
+    metadata = decompress(head.metadata_zstd, head.metadata_size, _MAX_METADATA, "metadata")
+    files = _files(head)
+    columns = _spans(head)
+    columns.validate(compression, head.blob_size, head.tar_size)
+    if len(files) and not columns.tar_starts:
+        raise Corrupt("spans", "is empty, but there are files")
+    if sum(columns.window_sizes) != head.windows_size:
+        raise Corrupt("windows_size", "is not the sum of the spans' windows")
+    _digest_text("windows_digest", head.windows_digest)
+    spans = SpanTable(columns, files, head.tar_size, None, head.windows_digest)
+    for span, (start, end) in enumerate(zip(spans.block_starts, spans.block_ends, strict=True)):
+        if start < end and columns.blob_starts[span] == columns.blob_ends[span]:
+            raise Corrupt("spans.blob_end", f"span {span} owns blocks but has no blob bytes")
+    index = LayerIndex(
+        blob_digest=_digest_text("blob_digest", head.blob_digest),
+        blob_size=head.blob_size,
+        diff_id=_digest_text("diff_id", head.diff_id),
+        tar_size=head.tar_size,
+        compression=compression,
+        metadata=metadata,
+        data_size=head.data_size,
+        files=files,
+        spans=spans,
+        piece_digests=head.piece_digests,
+    )
+    validate_metadata(metadata, head.data_size)
+    return index
+
+
+def _file_columns(files: FileTable) -> list["array[int]"]:
+    tar_gaps, data_gaps = array("Q"), array("q")
+    tar_end = data_end = 0
+    for tar_offset, data_offset, size in zip(files.tar_offsets, files.data_offsets, files.sizes, strict=True):
+        tar_gaps.append(tar_offset - tar_end)
+        data_gaps.append(data_offset - block_ceil(data_end))
+        tar_end = tar_offset + size
+        data_end = data_offset + size
+    return [tar_gaps, files.sizes, data_gaps]
+
+
+def _files(head: pb.LayerIndexHead) -> FileTable:
+    tar_gaps, sizes, data_gaps = unpack(head.files.zstd, head.files.rows, 3, "files")
+    signed = array("q", data_gaps.tobytes())
+    tar_offsets, data_offsets = array("Q"), array("Q")
+    tar_end = data_end = 0
+    try:
+        for tar_gap, size, data_gap in zip(tar_gaps, sizes, signed, strict=True):
+            tar_offset = tar_end + tar_gap
+            data_offset = -(-data_end // BLOCK) * BLOCK + data_gap
+            tar_offsets.append(tar_offset)
+            data_offsets.append(data_offset)
+            tar_end = tar_offset + size
+            data_end = data_offset + size
+    except OverflowError as error:
+        raise Corrupt("files", f"row {len(data_offsets)} lies outside 0 to 2^64") from error
+    files = FileTable.from_columns(tar_offsets, data_offsets, sizes)
+    files.validate(head.tar_size, head.data_size)
+    return files
+
+
+def _span_columns(spans: SpanColumns) -> list["array[int]"]:
+    sizes = array("Q", (end - start for start, end in zip(spans.blob_starts, spans.blob_ends, strict=True)))
+    return [_gaps(spans.blob_starts), sizes, spans.flags, _gaps(spans.tar_starts), spans.window_sizes]
+
+
+def _spans(head: pb.LayerIndexHead) -> SpanColumns:
+    blob_gaps, sizes, flags, tar_gaps, window_sizes = unpack(head.spans.zstd, head.spans.rows, 5, "spans")
+    try:
+        blob_starts = array("Q", accumulate(blob_gaps))
+        blob_ends = array("Q", (start + size for start, size in zip(blob_starts, sizes, strict=True)))
+        tar_starts = array("Q", accumulate(tar_gaps))
+    except OverflowError as error:
+        raise Corrupt("spans", "holds offsets beyond 2^64") from error
+    return SpanColumns(blob_starts, blob_ends, flags, tar_starts, window_sizes)
+
+
+def _gaps(column: "array[int]") -> "array[int]":
+    """The first number, then the difference of each to the one above."""
+    gaps = array("Q", column[:1])
+    gaps.extend(right - left for left, right in pairwise(column))
+    return gaps
+
+
+def _digest_bytes(digest: str) -> bytes:
+    """The 32 bytes of a `sha256:<hex>` digest; ValueError for anything else."""
+    if not digest.startswith(_DIGEST_PREFIX) or len(digest) != len(_DIGEST_PREFIX) + 2 * DIGEST_SIZE:
+        raise ValueError(f"not a sha256 digest: {digest!r}")
+    return bytes.fromhex(digest.removeprefix(_DIGEST_PREFIX))
+
+
+def _digest_text(field: str, digest: bytes) -> str:
+    if len(digest) != DIGEST_SIZE:
+        raise Corrupt(field, f"is {len(digest)} bytes long, not {DIGEST_SIZE}")
+    return _DIGEST_PREFIX + digest.hex()

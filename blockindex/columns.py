@@ -1,0 +1,79 @@
+"""Tables of numbers as bytes: columns of 64-bit numbers, transposed into byte planes, one zstd frame a table.
+
+Planes put the high bytes, nearly all zero, together, and each step is one C call on a whole column: 10,000 rows decode
+in about 2 ms where a loop over varints takes 10. Knows numbers; must not know what they mean.
+
+Invariant: nothing is decompressed whose stated size is not the one the caller expects.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+import zstandard
+
+from blockindex.errors import Corrupt
+
+__all__ = ["MAX_ROWS", "compress", "decompress", "pack", "unpack"]
+
+MAX_ROWS = 1 << 23
+"""Rows that `unpack` accepts (64 MiB a column): 16 times the largest layer it was tried on."""
+
+_WIDTH = 8
+_LEVEL = 9  # of 3, 9, 15 and 19 on Debian's metadata: above it 1 to 2 % smaller for 4 to 20 times the time
+
+
+def compress(data: bytes) -> bytes:
+    """One zstd frame that states its size."""
+    return zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True).compress(data)
+
+
+def decompress(data: bytes, size: int, limit: int, field: str) -> bytes:
+    """The `size` (at most `limit`) bytes of a frame made by `compress`; Corrupt, naming `field`, when they are not."""
+    if size > limit:
+        raise Corrupt(field, f"states {size} bytes, more than {limit}")
+    try:
+        stated = zstandard.get_frame_parameters(data).content_size
+        if stated != size:
+            raise Corrupt(field, f"its zstd frame states {stated} bytes, not {size}")
+        out = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Corrupt(field, f"does not decompress: {error}") from error
+    if len(out) != size:
+        raise Corrupt(field, f"decompresses to {len(out)} bytes, not {size}")
+    return out
+
+
+def pack(columns: Sequence["array[int]"]) -> bytes:
+    """Equally long columns of 64-bit numbers as one frame."""
+    rows = len(columns[0])
+    out = bytearray()
+    for column in columns:
+        assert len(column) == rows and column.itemsize == _WIDTH
+        little = column.tobytes() if sys.byteorder == "little" else _swapped(column).tobytes()
+        for plane in range(_WIDTH):
+            out += little[plane::_WIDTH]
+    return compress(bytes(out))
+
+
+def unpack(data: bytes, rows: int, count: int, field: str) -> list["array[int]"]:
+    """The `count` columns of a frame made by `pack`, unsigned; raises Corrupt, naming `field`."""
+    if rows > MAX_ROWS:
+        raise Corrupt(field, f"states {rows} rows, more than {MAX_ROWS}")
+    size = rows * count * _WIDTH
+    planes = decompress(data, size, size, field)
+    columns = []
+    for number in range(count):
+        little = bytearray(rows * _WIDTH)
+        for plane in range(_WIDTH):
+            start = (number * _WIDTH + plane) * rows
+            little[plane::_WIDTH] = planes[start : start + rows]
+        column = array("Q", bytes(little))
+        columns.append(column if sys.byteorder == "little" else _swapped(column))
+    return columns
+
+
+def _swapped(column: "array[int]") -> "array[int]":
+    swapped = column[:]
+    swapped.byteswap()
+    return swapped

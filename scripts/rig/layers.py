@@ -35,7 +35,11 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a tree holds under one name; `inode` tells replaced files and hard links, and is no part of a layer."""
+    """What a tree holds under one name.
+
+    `inode` tells hard links, and with `ctime_ns` what was rewritten under its old size and time; neither is part of a
+    layer.
+    """
 
     mode: int
     uid: int
@@ -46,6 +50,7 @@ class Entry:
     target: str
     xattrs: tuple[tuple[str, bytes], ...]
     inode: int
+    ctime_ns: int
 
 
 Tree = dict[str, Entry]
@@ -110,6 +115,7 @@ def _read_entry(path: Path) -> Entry:
             for name in sorted(os.listxattr(path, follow_symlinks=False))
         ),
         inode=status.st_ino,
+        ctime_ns=status.st_ctime_ns,
     )
 
 

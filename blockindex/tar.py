@@ -81,17 +81,13 @@ class TarReader:
             if self._skip:
                 step = min(self._skip, end - position)
                 self._skip -= step
+                self._position += step
             elif self._next is None:
                 step = end - position
+                self._position += step
             else:
-                step = min(self._need - len(self._partial), end - position)
-                self._partial += view[position : position + step]
+                step = self._take(view, position, self._next)
             position += step
-            self._position += step
-            if self._next and len(self._partial) == self._need:
-                record = bytes(self._partial)
-                self._partial.clear()
-                self._next(record)
         extents, self._extents = self._extents, []
         return extents
 
@@ -105,6 +101,20 @@ class TarReader:
             raise Corrupt("tar stream", "ends after an extended header: truncated", self._position)
         self._tree.finish()
         return self._tree
+
+    def _take(self, view: memoryview, position: int, handler: Callable[[bytes], None]) -> int:
+        """Take what is still needed from `view`; hand it on if that was all. Returns how many bytes that were."""
+        step = min(self._need - len(self._partial), len(view) - position)
+        self._position += step
+        if step == self._need:
+            handler(bytes(view[position : position + step]))
+            return step
+        self._partial += view[position : position + step]
+        if len(self._partial) == self._need:
+            whole = bytes(self._partial)
+            self._partial.clear()
+            handler(whole)
+        return step
 
     def _expect(self, handler: Callable[[bytes], None], need: int = RECORD) -> None:
         self._next, self._need = handler, need
@@ -179,7 +189,7 @@ class TarReader:
             typeflag = b"5"  # how V7 tars mark directories
         self._expect(self._on_header)
         parts = clean_path(name)
-        role = role_of(parts)
+        role = role_of(parts) if b".wh." in name or not parts else Role.ENTRY
         if typeflag in _FILES:
             self._begin_file(typeflag, header, block, parts if role is Role.ENTRY else None, attributes, size, pax)
         elif typeflag == b"1" and size:

@@ -47,6 +47,8 @@ _OPAQUE_NAME = b".wh..wh..opq"
 _ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
 _XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
 _MAX_LINKS = 255
+_TYPE = 0o170000
+_MODES: dict[int, int] = {}  # at most 64 Ki values: one int object for all inodes of a mode, 28 bytes each less
 _MAX_UID = 2**32 - 2  # 2^32 - 1 is chown's "leave it as it is"
 _MAX_MTIME_NS = (2**63 - 1) * 10**9
 
@@ -338,7 +340,8 @@ def _apply(node: Node, attributes: Attributes, parts: list[bytes]) -> None:
     if abs(node.mtime_ns) > _MAX_MTIME_NS:
         raise Unsupported(f"time of {_show(parts)} is beyond 64-bit seconds")
     if not isinstance(node, Symlink):
-        node.mode = stat.S_IFMT(node.mode) | mode & 0o7777
+        mode = node.mode & _TYPE | mode & 0o7777
+        node.mode = _MODES.setdefault(mode, mode)
     if xattrs:
         kept = dict(_storable(xattrs, isinstance(node, File | Dir), parts))
         if kept:

@@ -1,0 +1,177 @@
+"""Mounting layers: FUSE file -> loop device (or nothing) -> EROFS at `<root>/m/<node name>`.
+
+Two ways, chosen by config and kernel:
+  loop  a read-only loop device with direct I/O and 4096-byte sectors on the FUSE file. Works on every kernel.
+  file  EROFS straight on the FUSE file with `directio`: only on kernels that are known fixed (see `file_backed_ok`).
+Never a buffered file-backed mount: kernels zero-fill its pages after a killed reader or a short reply.
+
+This runs in the service process, never in the block server or the fetch process: a process that mounts on, or reads
+through, the connection that it itself serves can no longer be killed once it waits for itself. A layer whose mount was
+left by an earlier daemon stands on a dead connection; `attach` puts the new FUSE file under its loop device, so that
+containers that still use it go on.
+"""
+
+import errno
+import logging
+import os
+import re
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from .blockstore import LayerRecord, node_name
+from .errors import Precondition
+from .fuse.device import open_file
+from .kernel import loop
+from .kernel.mountapi import MountEntry, mount, mounts, umount
+from .model import Digest
+
+__all__ = ["Attacher", "Capabilities", "file_backed_ok", "unmount_all"]
+
+_log = logging.getLogger(__name__)
+
+_PREFAULT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this kernel can do, injected so that other kernels' paths can be tested on one."""
+
+    release: tuple[int, int, int]
+    erofs: bool
+    loop: bool
+
+    @staticmethod
+    def probe() -> "Capabilities":
+        """Ask the running kernel."""
+        numbers = [int(number) for number in re.findall(r"\d+", os.uname().release)[:3]] + [0, 0, 0]
+        with open("/proc/filesystems", encoding="ascii") as table:
+            erofs = any(line.split()[-1] == "erofs" for line in table)
+        erofs = erofs or any(Path(f"/lib/modules/{os.uname().release}").rglob("erofs.ko*"))
+        return Capabilities((numbers[0], numbers[1], numbers[2]), erofs, os.path.exists("/dev/loop-control"))
+
+
+def file_backed_ok(release: tuple[int, int, int]) -> bool:
+    """Whether a file-backed EROFS mount with direct I/O is safe: it is where CVE-2026-23224 is fixed
+    (6.12.72, 6.18.11, 6.19.1, 7.0 and later in each line)."""
+    major, minor, patch = release
+    fixed = {(6, 12): 72, (6, 18): 11, (6, 19): 1}
+    return major >= 7 or patch >= fixed.get((major, minor), 1 << 30)
+
+
+class Attacher:
+    """Mounts layers below `<root>/m` from the FUSE mount `mount_fd`. Thread-safe; one lock a layer."""
+
+    def __init__(self, root: Path, mount_fd: int, way: str, cold_kib: int, warm_kib: int, can: Capabilities) -> None:
+        """`way` is "loop" or "file"; `cold_kib`/`warm_kib`: read-ahead of a layer that is not, or is, complete."""
+        if not can.erofs:
+            raise Precondition("this kernel has no EROFS: layers cannot be mounted lazily (modprobe erofs)")
+        if way == "file" and not file_backed_ok(can.release):
+            _log.warning("attach.file_backed_unsafe release=%s using=loop", ".".join(map(str, can.release)))
+            way = "loop"
+        if way == "loop" and not can.loop:
+            raise Precondition("this kernel has no loop devices: layers cannot be mounted lazily (modprobe loop)")
+        self.mounts_dir = root / "m"
+        self.mounts_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._mount_fd = mount_fd
+        self._device = os.fstat(mount_fd).st_dev
+        self._way = way
+        self._cold_kib, self._warm_kib = cold_kib, warm_kib
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def path(self, digest: Digest) -> Path:
+        """Where the layer is or would be mounted."""
+        return self.mounts_dir / node_name(digest)
+
+    def mounted(self) -> dict[str, str]:
+        """Node name -> mount point of what is mounted now."""
+        return {
+            Path(entry.target).name: entry.target for entry in mounts() if Path(entry.target).parent == self.mounts_dir
+        }
+
+    def attach(self, record: LayerRecord) -> Path:
+        """Have the layer mounted from this daemon's connection; returns the mount point. If it raises, what was
+        mounted before is as it was."""
+        target = self.path(record.digest)
+        with self._locks[target.name]:
+            entry = _entry(target)
+            if entry is None:
+                target.mkdir(mode=0o755, exist_ok=True)
+                self._mount(target, record.meta_size)
+            elif entry.source.startswith("/dev/loop"):
+                self._heal(entry)
+            # a file-backed mount cannot be given another file: it is ours or stays dead until its users are gone
+        return target
+
+    def detach(self, digest: Digest) -> None:
+        """Unmount the layer; running containers that still hold it keep it (their overlay has its own reference)."""
+        target = self.path(digest)
+        with self._locks[target.name]:
+            if _entry(target) is not None:
+                umount(str(target), lazy=True)
+            target.rmdir()
+
+    def warm(self, digest: Digest) -> None:
+        """The layer is complete: read far ahead."""
+        entry = _entry(self.path(digest))
+        if entry is not None and entry.source.startswith("/dev/loop"):
+            loop.set_read_ahead(entry.major, entry.minor, self._warm_kib)
+
+    def _mount(self, target: Path, meta_size: int) -> None:
+        if self._way == "file":
+            mount(f"/proc/self/fd/{self._mount_fd}/{target.name}", str(target), "erofs", "directio")
+            return
+        file = open_file(self._mount_fd, target.name)
+        try:
+            device = loop.attach(file, target.name)
+        finally:
+            os.close(file)
+        try:
+            minor = os.minor(os.fstat(device).st_rdev)
+            loop.set_read_ahead(os.major(os.fstat(device).st_rdev), minor, self._cold_kib)
+            # EROFS reads metadata synchronously and unkillably: have it in the page cache before anyone can wait for it
+            for offset in range(0, meta_size, _PREFAULT):
+                os.pread(device, min(_PREFAULT, meta_size - offset), offset)
+            mount(loop.device_path(minor), str(target), "erofs")
+        finally:
+            os.close(device)
+
+    def _heal(self, entry: MountEntry) -> None:
+        device = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if loop.status(device).device == self._device:
+                return
+            file = open_file(self._mount_fd, Path(entry.target).name)
+            try:
+                loop.change_file(device, file)
+            finally:
+                os.close(file)
+            _log.info("attach.healed mount=%s device=%s", entry.target, entry.source)
+        finally:
+            os.close(device)
+
+
+def _entry(target: Path) -> MountEntry | None:
+    """The topmost mount on `target`."""
+    found = None
+    for entry in mounts():
+        if entry.target == str(target):
+            found = entry
+    return found
+
+
+def unmount_all(root: Path) -> list[str]:
+    """Unmount every layer below `<root>/m`, after the daemon has stopped; returns the mount points. OSError EBUSY when
+    a container still uses one: stop it first."""
+    prefix = f"{root.resolve() / 'm'}/"
+    targets = [entry.target for entry in mounts() if entry.target.startswith(prefix)]
+    for target in reversed(targets):
+        try:
+            umount(target)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise Precondition(f"{target} is in use: stop the containers of its image first") from error
+        Path(target).rmdir()
+    return targets

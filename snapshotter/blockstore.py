@@ -1,0 +1,283 @@
+"""The block store: what of each layer is on this node, shared by every image and container.
+
+A layer is a directory `<root>/layers/<node name>`, which appears whole by one rename and then holds
+  layer.json  what it is (see `LayerRecord`)
+  meta        the EROFS metadata: the layer image's first part, complete from the start
+  data        the data region, a sparse file of its full size
+  present     one byte a block of the data region: ABSENT, PRESENT or UNVERIFIED
+  index       the layer index, as `blockindex.codec` encodes it
+The node name is the first 14 hex digits of the layer's digest; shifted left by 8 bits it is also the FUSE node id, so
+ids are the same after any restart with no table to lose (the low 8 bits are for further files of one layer). Two
+layers with one node name are told apart by layer.json: the second is refused and served by the ordinary path.
+
+Invariant: bytes are in `data` before their block says PRESENT, and only verified bytes are written. One process (the
+fetch process) writes; any process may map `present` and read. `present` is allocated in full when it is made, since a
+store through a mapping into a hole of a full disk would be SIGBUS. After the machine's boot id has changed nothing
+says which writes reached the disk: PRESENT becomes UNVERIFIED, and each piece is checked against its digest on first
+use. This module does not know where bytes come from, nor FUSE.
+"""
+
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from blockindex.model import BLOCK
+
+from .errors import NotFound, Precondition, SnapshotterError
+from .model import Digest
+
+__all__ = [
+    "ABSENT",
+    "PRESENT",
+    "UNVERIFIED",
+    "BlockStore",
+    "LayerFiles",
+    "LayerRecord",
+    "Staging",
+    "node_id",
+    "node_name",
+    "write_all",
+]
+
+ABSENT, PRESENT, UNVERIFIED = 0, 1, 2
+_DISTRUST = bytes([ABSENT, UNVERIFIED]) + bytes(range(2, 256))
+_VERSION = 1
+_NAME_DIGITS = 14
+_ALL_PRESENT = bytes([PRESENT]) * 4096
+
+
+def node_name(digest: Digest) -> str:
+    """Directory and FUSE file name of a layer: the first 14 hex digits of its digest."""
+    return digest.partition(":")[2][:_NAME_DIGITS]
+
+
+def node_id(name: str) -> int:
+    """FUSE node id of a node name; the inverse is `f"{node_id >> 8:014x}"`."""
+    return int(name, 16) << 8
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """pwrite until all is written (near a full disk the kernel writes a part and only then fails)."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRecord:
+    """layer.json: sizes in bytes; `images` are the references it was pulled through, the newest last."""
+
+    digest: Digest
+    blob_size: int
+    meta_size: int
+    data_size: int
+    images: tuple[str, ...]
+
+    @property
+    def image_size(self) -> int:
+        """Bytes of the layer image, which the kernel sees as one file."""
+        return self.meta_size + self.data_size
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the data region."""
+        return self.data_size // BLOCK
+
+    @staticmethod
+    def load(directory: Path) -> "LayerRecord":
+        """Read layer.json; NotFound when there is no such layer, SnapshotterError when it is unreadable."""
+        try:
+            fields = json.loads((directory / "layer.json").read_bytes())
+            if fields.pop("version") != _VERSION:
+                raise ValueError("another version's record")
+            fields["images"] = tuple(fields["images"])
+            return LayerRecord(**fields)
+        except FileNotFoundError:
+            raise NotFound(f"no layer in {directory}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise SnapshotterError(f"{directory}/layer.json: {error}; remove the directory to refetch") from error
+
+    def save(self, directory: Path) -> None:
+        """Write layer.json, whole or not at all."""
+        temporary = directory / f"layer.json.{os.getpid()}"
+        temporary.write_text(json.dumps({"version": _VERSION, **asdict(self)}))
+        temporary.rename(directory / "layer.json")
+
+
+class LayerFiles:
+    """A layer's open files. The attributes are public for the block server's hot path; nobody else touches them."""
+
+    __slots__ = ("data_fd", "meta_fd", "meta_size", "name", "node", "present", "record")
+
+    def __init__(self, directory: Path, writable: bool = False) -> None:
+        self.name = directory.name
+        self.node = node_id(self.name)
+        self.record = LayerRecord.load(directory)
+        self.meta_size = self.record.meta_size
+        self.meta_fd = os.open(directory / "meta", os.O_RDONLY | os.O_CLOEXEC)
+        self.data_fd = os.open(directory / "data", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        with open(directory / "present", "r+b" if writable else "rb") as present:
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self.present = mmap.mmap(present.fileno(), max(self.record.blocks, 1), access=access)
+
+    def __repr__(self) -> str:
+        return f"<LayerFiles {self.record.digest[:19]} {self.blocks_present()}/{self.record.blocks} blocks present>"
+
+    def close(self) -> None:
+        """Close the files and the mapping."""
+        self.present.close()
+        os.close(self.meta_fd)
+        os.close(self.data_fd)
+
+    def blocks_of(self, offset: int, size: int) -> tuple[int, int]:
+        """The blocks of the data region that image bytes `[offset, offset + size)` touch; empty inside the metadata."""
+        start = max(offset - self.meta_size, 0) // BLOCK
+        end = -(-max(offset + size - self.meta_size, 0) // BLOCK)
+        return start, max(end, start)
+
+    def has(self, start: int, end: int) -> bool:
+        """Whether the blocks `[start, end)` may be read."""
+        count = end - start
+        wanted = _ALL_PRESENT[:count] if count <= len(_ALL_PRESENT) else _ALL_PRESENT[:1] * count
+        return self.present[start:end] == wanted
+
+    def blocks_present(self) -> int:
+        """Number of blocks that may be read (copies the map: not for a hot path)."""
+        return self.present[: self.record.blocks].count(PRESENT)
+
+    def complete(self) -> bool:
+        """Whether every block may be read."""
+        return self.has(0, self.record.blocks)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer` with image bytes from `offset`; the caller has made sure that they are there."""
+        from_meta = min(max(self.meta_size - offset, 0), len(buffer))
+        if from_meta and os.preadv(self.meta_fd, [buffer[:from_meta]], offset) != from_meta:
+            raise OSError(f"{self.name}/meta is shorter than its {self.meta_size} bytes")
+        rest = buffer[from_meta:]
+        if rest and os.preadv(self.data_fd, [rest], offset + from_meta - self.meta_size) != len(rest):
+            raise OSError(f"{self.name}/data is shorter than its {self.record.data_size} bytes")
+
+    def fill(self, start: int, end: int, data: bytes | memoryview) -> None:
+        """Write verified bytes of the blocks `[start, end)` and say that they are present."""
+        write_all(self.data_fd, data, start * BLOCK)
+        self.trust(start, end)
+
+    def trust(self, start: int, end: int) -> None:
+        """Say that the blocks `[start, end)`, whose bytes are in the file and verified, are present."""
+        self.present[start:end] = bytes([PRESENT]) * (end - start)
+
+
+class Staging:
+    """A layer on its way into the store: a private directory that `publish` renames into place, or `discard` removes.
+
+    For a layer without an index its data is written while the blob streams by, and published at the end.
+    """
+
+    def __init__(self, layers: Path, digest: Digest) -> None:
+        self._layers = layers
+        self._name = node_name(digest)
+        self._digest = digest
+        serial = os.urandom(4).hex()
+        self.directory = layers / f".new-{self._name}-{serial}"
+        self.directory.mkdir(mode=0o700)
+        self._data_fd = os.open(self.directory / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Put bytes at a data offset."""
+        write_all(self._data_fd, data, offset)
+
+    def publish(self, record: LayerRecord, metadata: bytes, index: bytes, absent: Iterable[tuple[int, int]]) -> Path:
+        """Make the layer visible with all blocks PRESENT but the ranges `absent`; returns its directory. If another
+        one was published meanwhile, that one is kept. Raises Precondition if another layer has the node name."""
+        os.ftruncate(self._data_fd, record.data_size)
+        present = bytearray([PRESENT]) * max(record.blocks, 1)
+        for start, end in absent:
+            present[start:end] = bytes(end - start)
+        for name, content in (("meta", metadata), ("index", index), ("present", present)):
+            fd = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, max(len(content), 1))
+                write_all(fd, content, 0)
+            finally:
+                os.close(fd)
+        record.save(self.directory)
+        target = self._layers / self._name
+        try:
+            self.directory.rename(target)
+        except OSError:
+            if not (target / "layer.json").exists():
+                raise
+            if LayerRecord.load(target).digest != self._digest:
+                raise Precondition(f"{target} holds another layer whose digest begins like {self._digest}") from None
+        self.discard()
+        return target
+
+    def discard(self) -> None:
+        """Remove what was staged; safe after `publish` and more than once."""
+        if self._data_fd >= 0:
+            os.close(self._data_fd)
+            self._data_fd = -1
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class BlockStore:
+    """All layers of the node, below `<root>/layers`."""
+
+    def __init__(self, root: Path) -> None:
+        self.layers = root / "layers"
+        self._boot_marker = root / "boot_id"
+        self.layers.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def recover(self, boot_id: str) -> None:
+        """At the start of the daemon, before any other process has the store open: sweep what a killed run had
+        staged, and stop trusting presence if the machine has booted since."""
+        for leftover in self.layers.glob(".new-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if self._boot_marker.exists() and self._boot_marker.read_text() != boot_id:
+            for name in self.names():
+                self._distrust(self.layers / name / "present")
+        self._boot_marker.write_text(boot_id)
+
+    @staticmethod
+    def _distrust(present: Path) -> None:
+        with present.open("r+b") as file:
+            states = file.read()
+            file.seek(0)
+            file.write(states.translate(_DISTRUST))
+
+    def names(self) -> Iterator[str]:
+        """Node names of the layers in the store."""
+        for entry in sorted(os.scandir(self.layers), key=lambda entry: entry.name):
+            if not entry.name.startswith("."):
+                yield entry.name
+
+    def find(self, digest: Digest) -> Path | None:
+        """The layer's directory, or None. Raises Precondition if another layer has its node name."""
+        directory = self.layers / node_name(digest)
+        try:
+            record = LayerRecord.load(directory)
+        except NotFound:
+            return None
+        if record.digest != digest:
+            raise Precondition(f"{directory} holds {record.digest}, whose digest begins like {digest}")
+        return directory
+
+    def stage(self, digest: Digest) -> Staging:
+        """Begin to put a layer into the store."""
+        return Staging(self.layers, digest)
+
+    def add_image(self, directory: Path, image: str) -> LayerRecord:
+        """Remember one more reference through which the layer can be fetched (the newest 8 are kept)."""
+        record = LayerRecord.load(directory)
+        if record.images[-1:] == (image,):
+            return record
+        images = (*[known for known in record.images if known != image], image)[-8:]
+        record = replace(record, images=images)
+        record.save(directory)
+        return record

@@ -1,0 +1,177 @@
+"""Bringing a layer into the store, once, however many ask at the same time.
+
+With a layer index the layer is ready as soon as the index has come: nothing of the blob is needed yet. Without one the
+blob is streamed through `LayerBuilder`, which writes the data region and makes the index in the same pass; the layer
+then is complete when it becomes ready. Layers of one image arrive side by side: the first `ensure` of an image starts
+them all, in the order in which containerd will ask. Whatever fails leaves nothing behind, and the next `ensure` tries
+anew.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+from blockindex.builder import LayerBuilder
+from blockindex.codec import decode_index, encode_index
+from blockindex.errors import BlockIndexError
+from blockindex.layerindex import LayerIndex
+from snapshotter.blockstore import BlockStore, LayerRecord, Staging
+from snapshotter.errors import SnapshotterError, Transient
+from snapshotter.model import BlobSource, Digest
+
+__all__ = ["Arrivals", "IndexSource"]
+
+_log = logging.getLogger(__name__)
+
+_STREAMS = 8
+_LOOKUPS = 16
+_RETRIES = 6
+_BACKOFF_S = 0.3
+
+
+class IndexSource(Protocol):
+    """Where layer indexes of others can be found."""
+
+    def get(self, digest: Digest) -> bytes | None:
+        """The encoded index of a layer, or None when there is none to be had now. Never raises, bounded in time."""
+
+
+class Arrivals:
+    """Layers on their way into the store. Thread-safe."""
+
+    def __init__(self, store: BlockStore, indexes: IndexSource, open_blob: Callable[[str, Digest], BlobSource]) -> None:
+        """`open_blob(image, digest)` gives the blob at its registry."""
+        self._store = store
+        self._indexes = indexes
+        self._open_blob = open_blob
+        self._lock = Lock()
+        self._under_way: dict[Digest, Future[Path]] = {}
+        self._lookups = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="arrival")
+        self._streams = ThreadPoolExecutor(_STREAMS, thread_name_prefix="stream")
+
+    def __repr__(self) -> str:
+        return f"<Arrivals {len(self._under_way)} layers under way>"
+
+    def ensure(self, image: str, digest: Digest, siblings: tuple[Digest, ...]) -> Path:
+        """The layer's directory in the store, once it is ready. Starts the siblings too and does not wait for them.
+        Raises SnapshotterError or BlockIndexError when this layer cannot be served from the store."""
+        futures = [self._start(image, layer) for layer in dict.fromkeys((digest, *siblings))]
+        directory = futures[0].result()
+        self._store.add_image(directory, image)
+        return directory
+
+    def under_way(self) -> list[Digest]:
+        """Layers that are being brought in."""
+        return list(self._under_way)
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+        self._streams.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, image: str, digest: Digest) -> Future[Path]:
+        with self._lock:
+            future = self._under_way.get(digest)
+            if future is None:
+                future = self._under_way[digest] = Future()
+                self._lookups.submit(self._settle, future, image, digest, self._look_up)
+        return future
+
+    def _settle(
+        self, future: Future[Path], image: str, digest: Digest, step: Callable[[str, Digest], Path | None]
+    ) -> None:
+        """Run one step of an arrival; the look-up step hands on to the stream step when it finds nothing."""
+        try:
+            directory = step(image, digest)
+        except (SnapshotterError, BlockIndexError) as error:
+            self._end(digest)
+            future.set_exception(error)
+        except Exception as error:  # disk full, a bug: the layer goes the ordinary way, everyone waiting learns it
+            _log.exception("arrival.failed layer=%s", digest)
+            self._end(digest)
+            future.set_exception(SnapshotterError(f"{digest}: {type(error).__name__}: {error}"))
+        else:
+            if directory is None:
+                self._streams.submit(self._settle, future, image, digest, self._stream)
+                return
+            self._end(digest)
+            future.set_result(directory)
+
+    def _end(self, digest: Digest) -> None:
+        with self._lock:
+            del self._under_way[digest]
+
+    def _look_up(self, image: str, digest: Digest) -> Path | None:
+        directory = self._store.find(digest)
+        if directory is not None:
+            return directory
+        encoded = self._indexes.get(digest)
+        if encoded is None:
+            return None
+        try:
+            index = decode_index(encoded)
+        except BlockIndexError as error:
+            _log.warning("index.refused layer=%s reason=%r", digest, str(error))
+            return None
+        if index.blob_digest != digest:
+            _log.warning("index.refused layer=%s reason='it describes %s'", digest, index.blob_digest)
+            return None
+        absent = [(span.block_start, span.block_end) for span in index.spans]
+        return _publish(self._store.stage(digest), index, encoded, image, absent)
+
+    def _stream(self, image: str, digest: Digest) -> Path:
+        started = time.monotonic()
+        blob = self._open_blob(image, digest)
+        staging = self._store.stage(digest)
+        try:
+            builder = LayerBuilder(digest)
+            for chunk in _whole(blob, digest):
+                for offset, data in builder.feed(chunk):
+                    staging.write(offset, data)
+            index = builder.finish()
+            directory = _publish(staging, index, encode_index(index), image, [])
+        except BaseException:
+            staging.discard()
+            raise
+        _log.info("layer.streamed layer=%s bytes=%d seconds=%.1f", digest, index.blob_size, time.monotonic() - started)
+        return directory
+
+
+def _publish(staging: Staging, index: LayerIndex, encoded: bytes, image: str, absent: list[tuple[int, int]]) -> Path:
+    record = LayerRecord(
+        digest=Digest(index.blob_digest),
+        blob_size=index.blob_size,
+        meta_size=len(index.metadata),
+        data_size=index.data_size,
+        images=(image,),
+    )
+    try:
+        return staging.publish(record, index.metadata, encoded, absent)
+    except BaseException:
+        staging.discard()
+        raise
+
+
+def _whole(blob: BlobSource, digest: Digest) -> Iterator[bytes]:
+    """The blob from its first byte to its last; a broken stream is taken up where it stopped."""
+    position = 0
+    failures = 0
+    while True:
+        try:
+            for chunk in blob.stream(position, None):
+                position += len(chunk)
+                failures = 0
+                yield chunk
+            return
+        except Transient as error:
+            failures += 1
+            if failures > _RETRIES:
+                raise
+            wait_s = error.retry_after_s or _BACKOFF_S * 2**failures * random.uniform(0.7, 1.3)
+            _log.warning("stream.retry layer=%s at=%d attempt=%d error=%r", digest, position, failures, str(error))
+            time.sleep(min(wait_s, 30.0))

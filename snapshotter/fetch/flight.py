@@ -1,0 +1,108 @@
+"""A flight: one or a few requests that bring the spans `[first, last)` of a layer, decoded and landed as they stream in.
+
+A flight that a reader waits for is urgent: others of its host hold back for it. It loses the rank at the next chunk
+after its readers are served, and then lets the wire go whenever other readers need it. `last` may shrink under way
+(`LayerFetch` cuts off a tail that a reader wants sooner). A failed flight only reports back: the layer starts another.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from blockindex.decoder import SpanDecoder
+from blockindex.errors import BlockIndexError
+from snapshotter.errors import SnapshotterError
+
+from .host import Lane
+
+if TYPE_CHECKING:
+    from .layer import LayerFetch
+
+__all__ = ["Flight"]
+
+_log = logging.getLogger(__name__)
+
+
+class Flight:
+    """Runs once, on a thread of the layer's host."""
+
+    def __init__(self, layer: "LayerFetch", first: int, last: int, lane: Lane) -> None:
+        self.layer = layer
+        self.first = first
+        self.last = last
+        self.lane = lane
+        self.failed = False
+        self._position = first  # the span whose bytes come next
+        self._begun = False
+        self._urgent = False
+
+    def __repr__(self) -> str:
+        return f"<Flight {self.lane.name} spans {self.first}..{self._position}..{self.last}>"
+
+    def brings_soon(self, span: int) -> bool:
+        """Whether the span is among the next bytes of this flight: then waiting beats asking again."""
+        if not self._begun:
+            return self.lane is Lane.DEMAND
+        return self._position <= span <= self._position + 1
+
+    def urge(self) -> None:
+        """A reader waits for this flight."""
+        if not self._urgent:
+            self._urgent = True
+            self.layer.host.urge(+1)
+
+    def _calm(self) -> None:
+        if self._urgent:
+            self._urgent = False
+            self.layer.host.urge(-1)
+
+    def run(self) -> None:
+        """Fetch, decode, land; whatever happens ends in `LayerFetch.landed`."""
+        self._begun = True
+        try:
+            while self._position < self.last and not self._dropped():
+                self.layer.recheck(self._position)
+                if self.layer.lacks(self._position):
+                    self._stream()
+                else:
+                    self._position += 1
+        except (SnapshotterError, BlockIndexError) as error:
+            self.failed = True
+            self.layer.failure(self, error)
+        finally:
+            self._calm()
+            self.layer.landed(self)
+
+    def _dropped(self) -> bool:
+        return self.lane is Lane.BACKGROUND and not self.layer.background and not self._urgent
+
+    def _stream(self) -> None:
+        """One request, from the current span to the last."""
+        index = self.layer.index
+        decoder = SpanDecoder(index, self._position, self.last)
+        background = self.lane is Lane.BACKGROUND
+        chunks = self.layer.source.stream(decoder.blob_start, decoder.blob_end, background)
+        self.layer.tally.fetched(background)
+        for chunk in chunks:
+            self.layer.tally.count(background, len(chunk))
+            for piece in decoder.feed(chunk):
+                while piece.block_start >= index.spans[self._position].block_end:
+                    self._position += 1
+                if self._position >= self.last:
+                    return
+                self.layer.land(piece)
+            if decoder.done:
+                break
+            self._take_turn()
+            if self._dropped():
+                return
+        self._position = self.last
+
+    def _take_turn(self) -> None:
+        if self._wanted():
+            self.urge()
+        else:
+            self._calm()
+            self.layer.host.turn(self._wanted)
+
+    def _wanted(self) -> bool:
+        return self.layer.wanted(self._position, self.last)

@@ -1,0 +1,306 @@
+"""One layer in the fetch process: what is missing, which flights bring it, and who waits for it.
+
+Locking: `lock` guards waiters and flights. Nothing blocks under it;
+replies to the kernel are sent after it is released (a waiter is taken off the list first, so exactly one thread answers
+it). Files are written without it: each span has at most one flight, so no two threads write one block.
+"""
+
+import errno
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blockindex.layerindex import LayerIndex
+from blockindex.model import BLOCK, Piece
+from snapshotter.blockstore import UNVERIFIED, LayerFiles
+from snapshotter.model import BlobSource
+
+from .flight import Flight
+from .host import Host, Lane
+
+__all__ = ["LayerFetch", "Tally", "Waiter"]
+
+_log = logging.getLogger(__name__)
+
+_BACKOFF_S = 0.2
+_BACKOFF_MAX_S = 15.0
+_LOUD = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiter:
+    """A read of image bytes `[offset, offset + size)` that waits for the blocks `[start, end)` since `since` (monotonic
+    seconds); `answer` replies to it: with bytes of the store for error 0, else with that error number."""
+
+    offset: int
+    size: int
+    start: int
+    end: int
+    since: float
+    answer: Callable[["Waiter", int], None]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What fetching this layer has cost so far, in this process's life."""
+
+    demand_fetches: int = 0
+    demand_bytes: int = 0
+    background_fetches: int = 0
+    background_bytes: int = 0
+    failures: int = 0
+    waits: int = 0
+
+    def fetched(self, background: bool) -> None:
+        """One more request."""
+        if background:
+            self.background_fetches += 1
+        else:
+            self.demand_fetches += 1
+
+    def count(self, background: bool, size: int) -> None:
+        """`size` more bytes of the blob came in."""
+        if background:
+            self.background_bytes += size
+        else:
+            self.demand_bytes += size
+
+
+class LayerFetch:
+    """Fetches one layer's missing blocks for readers, and the rest behind them."""
+
+    def __init__(self, files: LayerFiles, index: LayerIndex, source: BlobSource, host: Host, growth: int) -> None:
+        """`growth` bounds how many bytes one request asks for (readers that read on and on, background)."""
+        self.files = files
+        self.index = index
+        self.source = source
+        self.host = host
+        self.tally = Tally()
+        self.completed = threading.Event()
+        self.lock = threading.Lock()
+        self.background = False
+        span_size = max(index.blob_size // max(len(index.spans), 1), 1)
+        self._span_run = max(growth // span_size, 1)
+        self._waiters: list[Waiter] = []
+        self._flights: dict[int, Flight] = {}
+        self._next_run = (-1, 1)  # the span after the last demand, and how many spans to ask for if it is next
+        self._missing_from = 0
+        self._failures = 0  # in a row
+        self._last_failure = ""
+        self._check_complete()
+
+    def __repr__(self) -> str:
+        return f"<LayerFetch {self.files!r}, {len(self._waiters)} readers wait, {len(self._flights)} spans in flight>"
+
+    # -- readers -----------------------------------------------------------------------------------------------------
+
+    def wait_for(self, waiter: Waiter) -> None:
+        """Take on a read; it is answered from whatever thread completes it."""
+        with self.lock:
+            ready = self.files.has(waiter.start, waiter.end)
+            if not ready:
+                self._waiters.append(waiter)
+                self.tally.waits += 1
+                starts = [self._demand(span) for span in self._missing_spans(waiter.start, waiter.end)]
+        if ready:
+            waiter.answer(waiter, 0)
+            return
+        for flight in starts:
+            if flight is not None:
+                self.host.submit(Lane.DEMAND, flight.run)
+
+    def _missing_spans(self, start: int, end: int) -> list[int]:
+        spans: list[int] = []
+        for block in range(start, end):
+            if not self.files.has(block, block + 1):
+                span = self.index.span_of_block(block)
+                if span is not None and (not spans or spans[-1] != span):
+                    spans.append(span)
+        return spans
+
+    def _demand(self, span: int) -> Flight | None:
+        """Have a flight bring the span soon: one that is about to, or a new one, which the caller submits."""
+        flight = self._flights.get(span)
+        if flight is not None:
+            if flight.brings_soon(span):
+                flight.urge()
+                return None
+            self._cut(flight, span)
+        follows, run = self._next_run
+        run = min(run * 2, self._span_run) if span == follows else 1
+        last = span + 1
+        while last < min(span + run, len(self.index.spans)) and self._fetchable(last):
+            last += 1
+        self._next_run = (last, run)
+        flight = self._launch(span, last, Lane.DEMAND)
+        flight.urge()
+        return flight
+
+    def _fetchable(self, span: int) -> bool:
+        return span not in self._flights and self.lacks(span)
+
+    def _launch(self, first: int, last: int, lane: Lane) -> Flight:
+        flight = Flight(self, first, last, lane)
+        for span in range(first, last):
+            self._flights[span] = flight
+        return flight
+
+    def _cut(self, flight: Flight, span: int) -> None:
+        """Let a flight end before `span`: a reader is in more of a hurry than it."""
+        for later in range(span, flight.last):
+            del self._flights[later]
+        flight.last = span
+
+    def wanted(self, first: int, last: int) -> bool:
+        """Whether a reader waits for a block that the spans `[first, last)` own (racy by design: a hint)."""
+        if first >= last:
+            return False
+        start, end = self.index.spans[first].block_start, self.index.spans[last - 1].block_end
+        return any(waiter.start < end and start < waiter.end for waiter in tuple(self._waiters))
+
+    def expire(self, before: float) -> None:
+        """Answer with EIO whoever has waited since `before` or longer, and say why."""
+        with self.lock:
+            late = [waiter for waiter in self._waiters if waiter.since <= before]
+            self._waiters = [waiter for waiter in self._waiters if waiter.since > before]
+        for waiter in late:
+            _log.error(
+                "read.timed_out layer=%s offset=%d size=%d last_failure=%r answered=EIO",
+                self.files.record.digest,
+                waiter.offset,
+                waiter.size,
+                self._last_failure,
+            )
+            waiter.answer(waiter, errno.EIO)
+
+    def waiting(self) -> int:
+        """Number of readers that wait."""
+        return len(self._waiters)
+
+    # -- flights -----------------------------------------------------------------------------------------------------
+
+    def lacks(self, span: int) -> bool:
+        """Whether a block that the span owns is missing."""
+        start, end = self.index.spans[span].block_start, self.index.spans[span].block_end
+        return not self.files.has(start, end)
+
+    def land(self, piece: Piece) -> None:
+        """Verified bytes have come: store them and answer whoever has all it waited for."""
+        self._failures = 0
+        self.files.fill(piece.block_start, piece.block_end, piece.data)
+        self._arrived(piece.block_start, piece.block_end)
+
+    def _arrived(self, start: int, end: int) -> None:
+        if not self._waiters:
+            return
+        with self.lock:
+            done = [
+                waiter
+                for waiter in self._waiters
+                if waiter.start < end and start < waiter.end and self.files.has(waiter.start, waiter.end)
+            ]
+            for waiter in done:
+                self._waiters.remove(waiter)
+        for waiter in done:
+            waiter.answer(waiter, 0)
+
+    def failure(self, flight: Flight, error: Exception) -> None:
+        """A flight could not go on; the next one waits longer, and the log gets louder."""
+        self._failures += 1
+        self.tally.failures += 1
+        self._last_failure = str(error)
+        level = logging.WARNING if self._failures < _LOUD else logging.ERROR
+        _log.log(
+            level,
+            "fetch.failed layer=%s spans=%d-%d lane=%s attempt=%d error=%r",
+            self.files.record.digest,
+            flight.first,
+            flight.last,
+            flight.lane.name.lower(),
+            self._failures,
+            str(error),
+        )
+
+    def _backoff_s(self) -> float:
+        """0 while all goes well, then 0.2 s doubling to 15 s, with jitter so that a fleet does not march in step."""
+        if not self._failures:
+            return 0.0
+        return min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.7, 1.3)
+
+    def landed(self, flight: Flight) -> None:
+        """The flight is over, whether it brought all or not; readers that it leaves behind get a new one."""
+        backoff_s = self._backoff_s()
+        with self.lock:
+            for span in range(flight.first, flight.last):
+                if self._flights.get(span) is flight:
+                    del self._flights[span]
+            left = [
+                self._demand(span)
+                for waiter in self._waiters
+                for span in self._missing_spans(waiter.start, waiter.end)
+                if span not in self._flights
+            ]
+        for again in left:
+            if again is not None:
+                self.host.submit(Lane.DEMAND, again.run, delay_s=backoff_s)
+        if flight.lane is Lane.BACKGROUND:
+            self._continue_background(backoff_s)
+        self._check_complete()
+
+    def recheck(self, span: int) -> None:
+        """Trust again what a power cut left in doubt, piece by piece, where the bytes match their digest."""
+        row = self.index.spans[span]
+        if self.files.present[row.block_start : row.block_end].find(bytes([UNVERIFIED])) < 0:
+            return
+        for start, end in self.index.pieces(span):
+            if UNVERIFIED in self.files.present[start:end]:
+                data = os.pread(self.files.data_fd, (end - start) * BLOCK, start * BLOCK)
+                if self.index.verify_piece(start, data):
+                    self.files.trust(start, end)
+                    self._arrived(start, end)
+
+    # -- the rest of the layer ---------------------------------------------------------------------------------------
+
+    def fill_in_background(self, delay_s: float) -> None:
+        """Fetch what is missing behind everything else; a no-op when that is already going on."""
+        with self.lock:
+            if self.background or self.completed.is_set():
+                return
+            self.background = True
+        self._continue_background(delay_s)
+
+    def stop_background(self) -> None:
+        """Fetch no more than readers ask for."""
+        self.background = False
+
+    def _continue_background(self, delay_s: float) -> None:
+        with self.lock:
+            flight = self._next_background() if self.background else None
+            if flight is None:
+                self.background = False
+        if flight is not None:
+            self.host.submit(Lane.BACKGROUND, flight.run, delay_s)
+
+    def _next_background(self) -> Flight | None:
+        count = len(self.index.spans)
+        first = self._missing_from
+        while first < count and not self._fetchable(first):
+            if first == self._missing_from and first not in self._flights:
+                self._missing_from += 1
+            first += 1
+        last = first
+        while last < min(first + self._span_run, count) and self._fetchable(last):
+            last += 1
+        return self._launch(first, last, Lane.BACKGROUND) if first < last else None
+
+    def _check_complete(self) -> None:
+        if not self.completed.is_set() and self.files.complete():
+            self.completed.set()
+            _log.info("layer.complete layer=%s bytes=%d", self.files.record.digest, self.files.record.data_size)
+
+    def close(self) -> None:
+        """Close the files; no flight may be under way."""
+        self.files.close()

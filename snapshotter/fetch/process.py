@@ -1,0 +1,242 @@
+"""The fetch process: reads that the block server handed over come in by the ring, calls of the service by a socket.
+
+It replies to reads on the same connection as the block server. Killed at any moment it loses nothing: requests stay in
+the ring, a successor takes them up; layers open again when a read or a call names them; streams under way start over.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from blockindex.codec import decode_index
+from blockindex.errors import BlockIndexError
+from blockindex.model import BLOCK
+from snapshotter.blockstore import BlockStore, LayerFiles
+from snapshotter.config import Config
+from snapshotter.errors import SnapshotterError
+from snapshotter.fuse.abi import OUT_HEADER
+from snapshotter.fuse.ring import Ring
+from snapshotter.model import BlobSource, Digest
+from snapshotter.registry import IndexDirectory, Registry, parse_reference
+from snapshotter.rpc import Server
+
+from .arrival import Arrivals, IndexSource
+from .host import Host
+from .layer import LayerFetch, Tally, Waiter
+
+__all__ = ["FetchProcess", "main"]
+
+_log = logging.getLogger(__name__)
+
+_SWEEP_S = 1.0
+
+
+class FetchProcess:
+    """Everything that the fetch process keeps. `run` serves the ring; the methods named after ops serve calls."""
+
+    def __init__(
+        self,
+        config: Config,
+        ring: Ring,
+        device: int,
+        doorbell: int,
+        indexes: IndexSource,
+        open_blob: Callable[[str, Digest], BlobSource],
+        host_of: Callable[[str], str],
+    ) -> None:
+        """`host_of(image)` names the registry host whose threads and traffic an image's layers share."""
+        self._config = config
+        self._ring = ring
+        self._device = device
+        self._doorbell = doorbell
+        self._open_blob = open_blob
+        self._host_of = host_of
+        self._store = BlockStore(Path(config.root))
+        self._arrivals = Arrivals(self._store, indexes, open_blob)
+        self._lock = threading.Lock()  # guards the two tables; layers are opened under it
+        self._layers: dict[str, LayerFetch] = {}
+        self._hosts: dict[str, Host] = {}
+        self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+            "ensure": self.ensure,
+            "complete": self.complete,
+            "release": self.release,
+            "status": self.status,
+        }
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Answer the ring's requests until the process ends."""
+        self._ring.inherit()
+        threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
+        while True:
+            for slot in self._ring.take():
+                self._take(slot)
+            with contextlib.suppress(InterruptedError):
+                os.eventfd_read(self._doorbell)
+
+    def _take(self, slot: int) -> None:
+        fields = self._ring.request(slot)
+        unique, node, offset, size = fields[2], fields[3], fields[10], fields[11]
+        try:
+            layer = self._layer(f"{node >> 8:014x}")
+            size = max(min(size, layer.files.record.image_size - offset), 0)
+            start, end = layer.files.blocks_of(offset, size)
+
+            def answer(waiter: Waiter, error: int) -> None:
+                self._answer(slot, unique, layer.files, waiter, error)
+
+            layer.wait_for(Waiter(offset, size, start, end, time.monotonic(), answer))
+        except Exception:  # a poison request gets EIO, the process goes on
+            _log.exception("read.failed node=%x offset=%d size=%d answered=EIO", node, offset, size)
+            self._reply(slot, unique, -errno.EIO)
+
+    def _answer(self, slot: int, unique: int, files: LayerFiles, waiter: Waiter, error: int) -> None:
+        body = b""
+        if not error:
+            buffer = bytearray(waiter.size)
+            try:
+                files.read_into(memoryview(buffer), waiter.offset)
+                body = bytes(buffer)
+            except OSError as failed:
+                _log.error("read.failed file=%r offset=%d error=%r answered=EIO", files, waiter.offset, str(failed))
+                error = errno.EIO
+        self._reply(slot, unique, -error, body)
+
+    def _reply(self, slot: int, unique: int, error: int, body: bytes = b"") -> None:
+        try:
+            os.writev(self._device, (OUT_HEADER.pack(OUT_HEADER.size + len(body), error, unique), body))
+        except OSError as refused:
+            if refused.errno not in (errno.ENOENT, errno.ENODEV):  # the reader was killed, or a predecessor answered
+                _log.error("read.reply_refused unique=%d error=%r", unique, str(refused))
+        finally:
+            self._ring.free(slot)
+
+    def _sweep(self) -> None:
+        """End the wait of readers for whom nothing has come in the stated time."""
+        while True:
+            time.sleep(_SWEEP_S)
+            before = time.monotonic() - self._config.fetch.read_timeout_s
+            for layer in tuple(self._layers.values()):
+                layer.expire(before)
+
+    def _layer(self, name: str) -> LayerFetch:
+        with self._lock:
+            layer = self._layers.get(name)
+            if layer is None:
+                layer = self._layers[name] = self._open(self._store.layers / name)
+            return layer
+
+    def _open(self, directory: Path) -> LayerFetch:
+        files = LayerFiles(directory, writable=True)
+        try:
+            index = decode_index((directory / "index").read_bytes())
+            image = files.record.images[-1]
+            source = self._open_blob(image, files.record.digest)
+        except BaseException:
+            files.close()
+            raise
+        return LayerFetch(
+            files, index, source, self._host(self._host_of(image)), self._config.fetch.span_growth_kib << 10
+        )
+
+    def _host(self, name: str) -> Host:
+        host = self._hosts.get(name)
+        if host is None:
+            fetch = self._config.fetch
+            host = self._hosts[name] = Host(name, fetch.demand_threads, fetch.background_threads)
+        return host
+
+    # -- calls of the service process --------------------------------------------------------------------------------
+
+    def ensure(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Bring a layer in; answers with its node name once it can be mounted."""
+        siblings = tuple(Digest(digest) for digest in request["siblings"])
+        try:
+            directory = self._arrivals.ensure(request["image"], Digest(request["digest"]), siblings)
+        except BlockIndexError as error:
+            raise SnapshotterError(f"{request['digest']}: {error}") from error
+        layer = self._layer(directory.name)
+        if self._config.fetch.background:
+            layer.fill_in_background(self._config.fetch.background_delay_s)
+        return {"name": directory.name, "complete": layer.completed.is_set()}
+
+    def complete(self, request: Mapping[str, Any]) -> bool:
+        """Wait until the layer is complete, at most `wait_s`; whether it is. Also takes its background fetching up
+        again after a restart of this process."""
+        layer = self._layer(request["name"])
+        if self._config.fetch.background:
+            layer.fill_in_background(self._config.fetch.background_delay_s)
+        return layer.completed.wait(request["wait_s"])
+
+    def release(self, request: Mapping[str, Any]) -> None:
+        """No snapshot uses the layer any more: fetch no more of it unless a container still reads."""
+        layer = self._layers.get(request["name"])
+        if layer is not None:
+            layer.stop_background()
+
+    def status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What `bootseer status` shows of the layers."""
+        layers = []
+        for name in self._store.names():
+            try:
+                layers.append(self._status_of(name))
+            except (SnapshotterError, BlockIndexError, OSError) as error:
+                layers.append({"name": name, "state": "broken", "reason": str(error)})
+        return {
+            "layers": layers,
+            "arriving": self._arrivals.under_way(),
+            "requests_in_flight": self._ring.in_flight(),
+        }
+
+    def _status_of(self, name: str) -> dict[str, Any]:
+        """One layer; one that nobody has read from yet is looked at without opening it for fetching."""
+        layer = self._layers.get(name)
+        with contextlib.ExitStack() as closing:
+            files = layer.files if layer else closing.enter_context(_looked_at(self._store.layers / name))
+            present, record = files.blocks_present(), files.record
+        fetching = layer is not None and layer.background
+        return {
+            "digest": record.digest,
+            "name": name,
+            "state": "complete" if present == record.blocks else "fetching" if fetching else "partial",
+            "image": record.images[-1],
+            "size_bytes": record.data_size,
+            "present_bytes": present * BLOCK,
+            "blocks": record.blocks,
+            "blocks_present": present,
+            "waiting_readers": layer.waiting() if layer else 0,
+            **asdict(layer.tally if layer else Tally()),
+        }
+
+
+def _looked_at(directory: Path) -> contextlib.closing[LayerFiles]:
+    """The layer's files for a look."""
+    return contextlib.closing(LayerFiles(directory))
+
+
+def main(config: Config, ring: Ring, device: int, doorbell: int) -> None:
+    """Be the fetch process of the daemon until it is killed."""
+    registry = Registry(config.registry)
+    indexes: IndexSource = _NoIndexes()
+    if config.index.url:
+        indexes = IndexDirectory(config.index.url, config.index.timeout_s)
+    process = FetchProcess(
+        config, ring, device, doorbell, indexes, registry.blob, lambda image: parse_reference(image).api_host
+    )
+    Server(Path(config.run) / "fetch.sock", process.ops)
+    process.run()
+
+
+class _NoIndexes:
+    """No directory is configured: every layer makes its own index."""
+
+    def get(self, digest: Digest) -> bytes | None:
+        return None

@@ -1,0 +1,103 @@
+"""The service's way to its lazy layers: asks the fetch process to bring a layer in, then mounts it.
+
+Runs in the service process. A fetch process that dies under a call is respawned by the supervisor within moments, so the
+call is simply made again. A watcher thread per incomplete layer waits for its completion (which also starts its
+background fetching again after such a restart) and then lets the kernel read further ahead.
+"""
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .attach import Attacher
+from .blockstore import BlockStore, LayerRecord, node_name
+from .errors import SnapshotterError
+from .model import Digest, LayerRef
+from .rpc import Unanswered, call
+
+__all__ = ["Layers"]
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_S = 60.0
+_WATCH_S = 30.0
+
+
+class Layers:
+    """The LayerProvider of the daemon. Thread-safe."""
+
+    def __init__(self, store: BlockStore, fetch_socket: Path, attacher: Attacher) -> None:
+        self._store = store
+        self._fetch = fetch_socket
+        self._attacher = attacher
+        self._lock = threading.Lock()
+        self._watched: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Layers {len(self._watched)} still incomplete>"
+
+    def ensure(self, ref: LayerRef) -> Path:
+        """See `LayerProvider.ensure`. A layer that is in the store is mounted without asking anyone."""
+        started = time.monotonic()
+        directory = self._store.find(ref.digest)
+        if directory is None:
+            request = {"image": ref.image, "digest": ref.digest, "siblings": list(ref.siblings)}
+            directory = self._store.layers / self._ask("ensure", None, **request)["name"]
+        ready = time.monotonic()
+        try:
+            target = self._attacher.attach(LayerRecord.load(directory))
+        except OSError as error:
+            raise SnapshotterError(f"{ref.digest}: cannot be mounted: {error}") from error
+        self._watch(ref)
+        mounted = time.monotonic()
+        _log.info("layer.mounted layer=%s ready_s=%.3f mount_s=%.3f", ref.digest, ready - started, mounted - ready)
+        return target
+
+    def release(self, digest: Digest) -> None:
+        """See `LayerProvider.release`."""
+        self._attacher.detach(digest)
+        self._ask("release", _ANSWER_S, name=node_name(digest))
+
+    def status(self) -> dict[str, Any]:
+        """The fetch process's view of the layers, each with its mount point."""
+        status: dict[str, Any] = self._ask("status", _ANSWER_S)
+        mounted = self._attacher.mounted()
+        for layer in status["layers"]:
+            layer["mount"] = mounted.get(layer["name"], "")
+        return status
+
+    def _ask(self, op: str, timeout_s: float | None, **fields: Any) -> Any:
+        """A call that outlives restarts of the fetch process (tried again for up to `_ANSWER_S` seconds)."""
+        give_up = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                return call(self._fetch, op, timeout_s, **fields)
+            except Unanswered:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.05)
+
+    def _watch(self, ref: LayerRef) -> None:
+        with self._lock:
+            if ref.digest in self._watched:
+                return
+            self._watched.add(ref.digest)
+        threading.Thread(target=self._until_complete, args=(ref,), name="watch", daemon=True).start()
+
+    def _until_complete(self, ref: LayerRef) -> None:
+        name = node_name(ref.digest)
+        try:
+            while self._attacher.path(ref.digest).name in self._attacher.mounted():
+                try:
+                    if call(self._fetch, "complete", _WATCH_S + _ANSWER_S, name=name, wait_s=_WATCH_S):
+                        self._attacher.warm(ref.digest)
+                        return
+                except Unanswered:
+                    time.sleep(0.2)
+        except (SnapshotterError, OSError) as error:
+            _log.warning("layer.watch_failed layer=%s error=%r", ref.digest, str(error))
+        finally:
+            with self._lock:
+                self._watched.discard(ref.digest)

@@ -1,0 +1,101 @@
+"""Calls between our own processes and from the CLI: one JSON line asks, one JSON line answers, over a unix socket.
+
+A request is an object with `op`; an answer is `{"ok": value}` or `{"error": text, "kind": class name}`, and the error
+comes out of `call` as the SnapshotterError of that name. JSON lines and not gRPC: the block server and the supervisor
+stay free of heavy imports, `bootseer status` starts in a blink, and `socat` is debugger enough.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import errors
+from .errors import SnapshotterError, Transient
+
+__all__ = ["Handler", "Server", "Unanswered", "call"]
+
+_log = logging.getLogger(__name__)
+
+Handler = Callable[[Mapping[str, Any]], Any]
+"""Request object in, JSON value out; JSON carries no static types, hence Any."""
+
+_MAX_LINE = 16 << 20
+
+
+class Unanswered(Transient):
+    """The other process is not there, or ended before it answered: the call may or may not have been carried out."""
+
+
+def call(path: Path, op: str, timeout_s: float | None = 10.0, **fields: Any) -> Any:
+    """Ask the process behind `path` and wait for its answer at most `timeout_s` (None: as long as it lives). Raises
+    Unanswered when nobody does, else what the other side raised."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+            connection.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
+            with connection.makefile("rb") as stream:
+                line = stream.readline(_MAX_LINE)
+    except OSError as error:
+        raise Unanswered(f"{path}: {op}: {error.strerror or error}") from error
+    if not line.endswith(b"\n"):
+        raise Unanswered(f"{path}: {op}: the other process ended before it answered")
+    answer = json.loads(line)
+    if "error" in answer:
+        kind = getattr(errors, answer["kind"], SnapshotterError)
+        raise kind(answer["error"])
+    return answer["ok"]
+
+
+class Server:
+    """Serves `handlers` by op on a unix socket for root alone; a thread for each connection, since a call may wait."""
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        self._path = path
+        self._handlers = handlers
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        previous = os.umask(0o177)
+        try:
+            self._socket.bind(str(path))
+        finally:
+            os.umask(previous)
+        self._socket.listen(128)
+        self._thread = threading.Thread(target=self._accept, name=f"rpc-{path.name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more calls; those under way run on."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), name="rpc-call", daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream:
+            try:
+                request = json.loads(stream.readline(_MAX_LINE))
+                answer = {"ok": self._handlers[request["op"]](request)}
+            except SnapshotterError as error:
+                answer = {"error": str(error), "kind": type(error).__name__}
+            except Exception as error:  # the border of the process: a bug in one call must not end the others
+                _log.exception("rpc.failed socket=%s", self._path.name)
+                answer = {"error": f"{type(error).__name__}: {error}", "kind": "SnapshotterError"}
+            with contextlib.suppress(OSError):  # the caller has gone
+                connection.sendall(json.dumps(answer).encode() + b"\n")

@@ -12,8 +12,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -72,11 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("demo: namespaces and mounts need root; run: sudo ./scripts/demo", file=sys.stderr)
         return 2
     progress = _Progress()
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
     try:
-        with _signals_as_exceptions(), ExitStack() as stack:
-            stack.callback(_say_cleanup, progress)
-            stack.callback(_ignore_signals)
-            layout, runs = _run(options, stack, progress)
+        with ExitStack() as stack:
+            stack.callback(progress, "all stopped, unmounted and removed")
+            try:
+                layout, runs = _run(options, stack, progress)
+            finally:
+                _ignore_signals()
     except _Interrupted as interrupted:
         print(f"demo: interrupted by {signal.Signals(interrupted.number).name}, all cleaned up", file=sys.stderr)
         return 128 + interrupted.number
@@ -90,7 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: _Options, stack: ExitStack, progress: _Progress) -> tuple[Layout, list[ColdStart]]:
     """Build everything, make all cold starts. What it opens is closed by `stack`."""
     workspace = stack.enter_context(Workspace())
-    stack.callback(_ignore_signals)
     recipe = RECIPES[options.image]
     layout = build(recipe, workspace.env, progress, CACHE)
     progress(f"link of {options.mbit:g} Mbit/s and {options.rtt_ms:g} ms: testing it")
@@ -104,7 +107,6 @@ def _run(options: _Options, stack: ExitStack, progress: _Progress) -> tuple[Layo
     reference = registry.push(layout, f"bench/{recipe.name}")
     progress(f"registry: {reference}, {len(layout.layers)} layers, {layout.size / 1e6:.1f} MB")
     indexes = _build_indexes(workspace, link, reference, progress) if System.BOOTSEER in options.systems else None
-    stack.callback(_ignore_signals)
     bench = Bench(workspace, link, registry, index_server, recipe, reference, indexes)
     return layout, _all_rounds(options, bench, progress)
 
@@ -178,18 +180,8 @@ def _positive_float(text: str) -> float:
     return value
 
 
-@contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """Raise `_Interrupted` at the first of `_SIGNALS`, and put the handlers back at the end."""
-    before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """Signal handler: the first signal raises, and none counts after it."""
     _ignore_signals()
     raise _Interrupted(number)
 
@@ -197,10 +189,6 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 def _ignore_signals() -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def _say_cleanup(progress: _Progress) -> None:
-    progress("all stopped, unmounted and removed")
 
 
 if __name__ == "__main__":

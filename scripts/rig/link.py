@@ -81,26 +81,21 @@ class Link:
         """The counters as they are now."""
         return Traffic(*COUNTERS.unpack(self._counters.read_bytes()))
 
-    def self_test(self, transfer: int = 50_000_000) -> LinkReport:
-        """Measure the link with `transfer` bytes from far to near; RigError unless it is what was asked for."""
-        listener = inside_network(self.far.pid, lambda: socket.create_server((FAR, _PORT)))
-        with listener:
-            server = threading.Thread(target=_serve, args=(listener, transfer))
-            server.start()
+    def self_test(self, transfer: int = 50_000_000, attempts: int = 4) -> LinkReport:
+        """Measure the link with `transfer` bytes from far to near; RigError unless it is what was asked for.
+
+        A neighbour's burst of work can spoil one measurement, so there are `attempts`, a second apart.
+        """
+        for attempt in range(1, attempts + 1):
+            report = self._report(transfer)
             try:
-                connect_ms, rtt_ms, rate_mbit = self._measure(transfer)
-            finally:
-                listener.shutdown(socket.SHUT_RDWR)
-                server.join()
-        report = LinkReport(
-            str(self._description["tier"]),
-            tuple(self._description["congestion_control"]),
-            connect_ms,
-            rtt_ms,
-            rate_mbit,
-        )
-        self._judge(report)
-        return report
+                self._judge(report)
+                return report
+            except RigError:
+                if attempt == attempts:
+                    raise
+            time.sleep(1)
+        raise AssertionError("attempts must be at least 1")
 
     def close(self) -> None:
         """End the delay line and both namespaces. Safe to call twice."""
@@ -134,6 +129,19 @@ class Link:
             raise RigError(f"the delay line did not start (it needs root and /dev/net/tun):\n{tail(self._log)}")
         description: dict[str, list[str]] = json.loads(text)
         return description
+
+    def _report(self, transfer: int) -> LinkReport:
+        listener = inside_network(self.far.pid, lambda: socket.create_server((FAR, _PORT)))
+        with listener:
+            server = threading.Thread(target=_serve, args=(listener, transfer))
+            server.start()
+            try:
+                connect_ms, rtt_ms, rate_mbit = self._measure(transfer)
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)
+                server.join()
+        tier, control = str(self._description["tier"]), tuple(self._description["congestion_control"])
+        return LinkReport(tier, control, connect_ms, rtt_ms, rate_mbit)
 
     def _measure(self, transfer: int) -> tuple[float, float, float]:
         client = inside_network(self.near.pid, lambda: socket.socket(socket.AF_INET))

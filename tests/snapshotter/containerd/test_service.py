@@ -135,7 +135,7 @@ def test_codes_of_what_the_provider_raises(
 
 
 def test_list_streams_without_locks(stub: Stub) -> None:
-    for number in range(250):
+    for number in range(120):
         stub.Prepare(pb.PrepareSnapshotRequest(key=f"{number}"))
     names = []
     for message in stub.List(pb.ListSnapshotsRequest()):
@@ -143,7 +143,7 @@ def test_list_streams_without_locks(stub: Stub) -> None:
         for info in message.info:
             names.append(stub.Stat(pb.StatSnapshotRequest(key=info.name)).info.name)
             stub.Remove(pb.RemoveSnapshotRequest(key=info.name))
-    assert names == [str(number) for number in range(250)]
+    assert names == [str(number) for number in range(120)]
 
 
 def test_large_messages(stub: Stub) -> None:

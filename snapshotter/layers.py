@@ -1,7 +1,7 @@
 """The service's way to its lazy layers: asks the fetch process to bring a layer in, then mounts it.
 
-Runs in the service process. A fetch process that dies under a call is respawned by the supervisor within moments, so the
-call is simply made again. A watcher thread per incomplete layer waits for its completion (which also starts its
+Runs in the service process. A fetch process that dies under a call is respawned by the supervisor within moments, so
+the call is simply made again. A watcher thread per incomplete layer waits for its completion (which also starts its
 background fetching again after such a restart) and then lets the kernel read further ahead.
 """
 

@@ -48,6 +48,6 @@ class BlobSource(Protocol):
         """Bytes of the blob."""
 
     def stream(self, start: int, end: int | None, background: bool = False) -> Iterator[bytes]:
-        """The blob's bytes `[start, end)` (to its end when `end` is None) by one GET, in chunks as they arrive; whole or
-        Transient at the point where they stop. Not reading on is back pressure; closing the iterator cancels.
+        """The blob's bytes `[start, end)` (to its end when `end` is None) by one GET, in chunks as they arrive; whole
+        or Transient at the point where they stop. Not reading on is back pressure; closing the iterator cancels.
         `background` asks for a connection with a small receive window, so that pausing it frees the link at once."""

@@ -121,8 +121,7 @@ class Arrivals:
         if index.blob_digest != digest:
             _log.warning("index.refused layer=%s reason='it describes %s'", digest, index.blob_digest)
             return None
-        absent = [(span.block_start, span.block_end) for span in index.spans]
-        return _publish(self._store.stage(digest), index, encoded, image, absent)
+        return _publish(self._store.stage(digest), index, encoded, image, _stored_runs(index))
 
     def _stream(self, image: str, digest: Digest) -> Path:
         started = time.monotonic()
@@ -140,6 +139,16 @@ class Arrivals:
             raise
         _log.info("layer.streamed layer=%s bytes=%d seconds=%.1f", digest, index.blob_size, time.monotonic() - started)
         return directory
+
+
+def _stored_runs(index: LayerIndex) -> list[tuple[int, int]]:
+    """The runs of blocks that hold stored bytes: all but the holes."""
+    runs, start = [], 0
+    for hole in index.hole_blocks():
+        runs.append((start, hole.start))
+        start = hole.stop
+    runs.append((start, index.block_count))
+    return [run for run in runs if run[0] < run[1]]
 
 
 def _publish(staging: Staging, index: LayerIndex, encoded: bytes, image: str, absent: list[tuple[int, int]]) -> Path:

@@ -1,4 +1,4 @@
-"""A flight: one or a few requests that bring the spans `[first, last)` of a layer, decoded and landed as they stream in.
+"""A flight: requests that bring the spans `[first, last)` of a layer, decoded and landed as they stream in.
 
 A flight that a reader waits for is urgent: others of its host hold back for it. It loses the rank at the next chunk
 after its readers are served, and then lets the wire go whenever other readers need it. `last` may shrink under way
@@ -77,15 +77,15 @@ class Flight:
 
     def _stream(self) -> None:
         """One request, from the current span to the last."""
-        index = self.layer.index
-        decoder = SpanDecoder(index, self._position, self.last)
+        block_ends = self.layer.index.spans.block_ends
+        decoder = SpanDecoder(self.layer.index, self._position, self.last)
         background = self.lane is Lane.BACKGROUND
         chunks = self.layer.source.stream(decoder.blob_start, decoder.blob_end, background)
         self.layer.tally.fetched(background)
         for chunk in chunks:
             self.layer.tally.count(background, len(chunk))
             for piece in decoder.feed(chunk):
-                while piece.block_start >= index.spans[self._position].block_end:
+                while piece.block_start >= block_ends[self._position]:
                     self._position += 1
                 if self._position >= self.last:
                     return

@@ -90,6 +90,9 @@ class LayerFetch:
         self._missing_from = 0
         self._failures = 0  # in a row
         self._last_failure = ""
+        for hole in index.hole_blocks():  # no span brings these: they are zeros from the start, also after a power cut
+            if not files.has(hole.start, hole.stop):
+                files.trust(hole.start, hole.stop)
         self._check_complete()
 
     def __repr__(self) -> str:
@@ -158,7 +161,7 @@ class LayerFetch:
         """Whether a reader waits for a block that the spans `[first, last)` own (racy by design: a hint)."""
         if first >= last:
             return False
-        start, end = self.index.spans[first].block_start, self.index.spans[last - 1].block_end
+        start, end = self.index.spans.block_starts[first], self.index.spans.block_ends[last - 1]
         return any(waiter.start < end and start < waiter.end for waiter in tuple(self._waiters))
 
     def expire(self, before: float) -> None:
@@ -184,8 +187,10 @@ class LayerFetch:
 
     def lacks(self, span: int) -> bool:
         """Whether a block that the span owns is missing."""
-        start, end = self.index.spans[span].block_start, self.index.spans[span].block_end
-        return not self.files.has(start, end)
+        return not self.files.has(*self._blocks_of(span))
+
+    def _blocks_of(self, span: int) -> tuple[int, int]:
+        return self.index.spans.block_starts[span], self.index.spans.block_ends[span]
 
     def land(self, piece: Piece) -> None:
         """Verified bytes have come: store them and answer whoever has all it waited for."""
@@ -252,13 +257,14 @@ class LayerFetch:
 
     def recheck(self, span: int) -> None:
         """Trust again what a power cut left in doubt, piece by piece, where the bytes match their digest."""
-        row = self.index.spans[span]
-        if self.files.present[row.block_start : row.block_end].find(bytes([UNVERIFIED])) < 0:
+        start, end = self._blocks_of(span)
+        if UNVERIFIED not in self.files.present[start:end]:
             return
-        for start, end in self.index.pieces(span):
+        for piece in self.index.pieces(span):
+            start, end = piece.block_start, piece.block_end
             if UNVERIFIED in self.files.present[start:end]:
                 data = os.pread(self.files.data_fd, (end - start) * BLOCK, start * BLOCK)
-                if self.index.verify_piece(start, data):
+                if len(data) == (end - start) * BLOCK and self.index.verify_piece(piece, data):
                     self.files.trust(start, end)
                     self._arrived(start, end)
 

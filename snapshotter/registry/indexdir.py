@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from blockindex.codec import index_name
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, Transient
 from snapshotter.log import fields
 from snapshotter.model import Digest
@@ -71,7 +72,7 @@ class IndexDirectory:
             self._note(digest, None)
             return None
         except SnapshotterError as exc:
-            self._note(digest, exc)
+            self._note(None if isinstance(exc, Transient) else digest, exc)
             return None
         self._note(None, None)
         return found
@@ -118,11 +119,7 @@ class IndexDirectory:
             if isinstance(trouble, Transient):
                 self._down_until = now + _DOWN_S
         if warn:
-            log.warning("indexdir.failed %s", fields(location=self._location, error=trouble))
-
-
-def index_name(digest: Digest) -> str:
-    return f"sha256/{digest.removeprefix('sha256:')}.bsi"
+            log.warning("indexdir.failed %s", fields(location=self._location, error=str(trouble)))
 
 
 def _local_path(location: str) -> Path | None:

@@ -111,6 +111,13 @@ class _Adapter(HTTPAdapter):
         kwargs["socket_options"] = self._socket_options
         return _watch_pools(super().proxy_manager_for(proxy, **kwargs))
 
+    def close(self) -> None:
+        """Close all idle connections now; urllib3 by itself waits until nobody refers to the pool any more."""
+        for manager in (self.poolmanager, *self.proxy_manager.values()):
+            for key in manager.pools.keys():  # noqa: SIM118  # no mapping: it refuses to be iterated, for threads' sake
+                manager.pools[key].close()
+        super().close()
+
     def build_connection_pool_key_attributes(  # type: ignore[override]  # their TypedDicts are private
         self, request: requests.PreparedRequest, verify: Any, cert: Any = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:

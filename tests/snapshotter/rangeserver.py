@@ -8,6 +8,7 @@ GET and HEAD of `blobs` (path -> bytes), 416 beyond the end, 404 for other paths
 a list. Connections are kept alive. Leaving the `with` ends all threads, also those that an action holds.
 """
 
+import contextlib
 import re
 import socket
 import struct
@@ -179,10 +180,8 @@ class RangeServer:
         with self.lock:
             sockets = list(self._sockets)
         for sock in sockets:
-            try:
+            with contextlib.suppress(OSError):  # its thread was faster
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # its thread was faster
 
     def ranges(self) -> list[tuple[int, int | None] | None]:
         """The ranges of all GET requests so far."""

@@ -207,28 +207,32 @@ def test_authorization_does_not_come_back_after_a_detour() -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
 def test_refused_location_is_resolved_again_once(status: int) -> None:
-    with RangeServer({"/signed": DATA}) as storage:
-        with serving(lambda request: redirect(f"{storage.url}/signed")) as (server, blob):
-            read(blob, 0, 10)
-            storage.behaviour = in_order([Status(status)])
-            assert read(blob, 10, 20) == DATA[10:20]
-            assert len(server.requests) == 2 and len(storage.requests) == 3
-            storage.behaviour = lambda request: Status(status)
-            with pytest.raises(SnapshotterError, match=str(status)):
-                read(blob, 10, 20)
-            assert len(server.requests) == 3
+    with (
+        RangeServer({"/signed": DATA}) as storage,
+        serving(lambda request: redirect(f"{storage.url}/signed")) as (server, blob),
+    ):
+        read(blob, 0, 10)
+        storage.behaviour = in_order([Status(status)])
+        assert read(blob, 10, 20) == DATA[10:20]
+        assert len(server.requests) == 2 and len(storage.requests) == 3
+        storage.behaviour = lambda request: Status(status)
+        with pytest.raises(SnapshotterError, match=str(status)):
+            read(blob, 10, 20)
+        assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("action", [Status(503), Reset(3), Truncate(3)])
 def test_failing_location_is_forgotten(action: object) -> None:
-    with RangeServer({"/signed": DATA}) as storage:
-        with serving(lambda request: redirect(f"{storage.url}/signed")) as (server, blob):
-            read(blob, 0, 10)
-            storage.behaviour = in_order([action])  # type: ignore[list-item]  # one of three actions
-            with pytest.raises(Transient):
-                read(blob, 10, 20)
-            assert read(blob, 10, 20) == DATA[10:20]
-            assert len(server.requests) == 2
+    with (
+        RangeServer({"/signed": DATA}) as storage,
+        serving(lambda request: redirect(f"{storage.url}/signed")) as (server, blob),
+    ):
+        read(blob, 0, 10)
+        storage.behaviour = in_order([action])  # type: ignore[list-item]  # one of three actions
+        with pytest.raises(Transient):
+            read(blob, 10, 20)
+        assert read(blob, 10, 20) == DATA[10:20]
+        assert len(server.requests) == 2
 
 
 def test_endless_redirect_ends() -> None:
@@ -284,7 +288,7 @@ def test_close_wakes_a_blocked_reader() -> None:
 
 def test_connections_per_host_are_bounded_and_freed() -> None:
     config = replace(CONFIG, connections_per_host=2, connect_timeout_s=0.1, read_timeout_s=0.2)
-    with serving(config=config) as (server, blob):
+    with serving(config=config) as (_, blob):
         streams = [blob.stream(0, None) for _ in range(2)]
         for stream in streams:
             next(stream)

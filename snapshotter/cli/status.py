@@ -1,0 +1,102 @@
+"""`bootseer status`: what the running daemon says of itself, for people or as JSON.
+
+Fields that this version does not know are shown as they come, so that an older command line never hides what a newer
+daemon tells.
+"""
+
+import argparse
+import errno
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snapshotter.cli.table import megabytes, table
+from snapshotter.cli.tree import Commands, add_config
+from snapshotter.config import load_config
+from snapshotter.errors import UserError
+
+__all__ = ["add", "render"]
+
+_LAYER_COLUMNS = (
+    "digest", "state", "image", "size_bytes", "present_bytes", "blocks", "blocks_present", "mount",
+    "demand_fetches", "demand_bytes", "background_fetches", "background_bytes", "waiting_readers", "name",
+)  # fmt: skip
+_TOP = ("version", "pid", "processes", "prepares", "layers")
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    text = (
+        "Show the running daemon's processes and layers: what is on the node, what readers wait for, what was fetched."
+    )
+    command = commands.add_parser("status", help="what the running daemon does", description=text)
+    command.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")
+    add_config(command)
+    command.set_defaults(run=_status)
+
+
+def _status(args: argparse.Namespace) -> int:
+    answer = _ask(load_config(args.config).control_path)
+    print(json.dumps(answer, indent=2) if args.json else render(answer))
+    return 0
+
+
+def _ask(path: Path) -> Mapping[str, Any]:
+    from snapshotter.rpc import Unanswered, call
+
+    try:
+        answer: Mapping[str, Any] = call(path, "status")
+        return answer
+    except Unanswered as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM):
+            raise UserError(f"{path}: only root may ask the daemon", exit_code=1) from error
+        if isinstance(cause, TimeoutError):
+            raise UserError(f"{path}: the daemon runs but does not answer", exit_code=1) from error
+        raise UserError(
+            f"no daemon answers at {path}: is `bootseer serve` running, with the same --config?", exit_code=1
+        ) from error
+
+
+def render(answer: Mapping[str, Any]) -> str:
+    """The daemon's answer as text."""
+    parts = [f"bootseer {answer.get('version', '?')}, pid {answer.get('pid', '?')}"]
+    if processes := answer.get("processes"):
+        rows = [
+            [str(p.get("name")), str(p.get("pid")), str(p.get("restarts")), megabytes(p.get("rss_bytes", 0))]
+            for p in processes
+        ]
+        parts.append(table(("PROCESS", "PID", "RESTARTS", "MEMORY"), rows))
+    if prepares := answer.get("prepares"):
+        parts.append("prepares: " + ", ".join(f"{count} {kind}" for kind, count in prepares.items()))
+    parts += [f"{key}: {_plain(value)}" for key, value in answer.items() if key not in _TOP]
+    layers = answer.get("layers", [])
+    parts.append(_layers(layers) if layers else "no layers")
+    return "\n\n".join(parts)
+
+
+def _layers(layers: list[Mapping[str, Any]]) -> str:
+    head = ("LAYER", "STATE", "PRESENT", "SIZE", "DEMAND", "BACKGROUND", "WAITING", "IMAGE", "ALSO")
+    return table(head, [_layer_row(layer) for layer in layers])
+
+
+def _layer_row(layer: Mapping[str, Any]) -> list[str]:
+    size, present = int(layer.get("size_bytes", 0)), int(layer.get("present_bytes", 0))
+    share = f"{100 * present // size} %" if size else "100 %" if layer.get("state") == "complete" else "0 %"
+    also = [f"{key}={_plain(value)}" for key, value in layer.items() if key not in _LAYER_COLUMNS and value]
+    return [
+        str(layer.get("digest", layer.get("name", "?"))).removeprefix("sha256:")[:12],
+        str(layer.get("state", "?")),
+        share,
+        megabytes(size),
+        f"{layer.get('demand_fetches', 0)}, {megabytes(layer.get('demand_bytes', 0))}",
+        megabytes(layer.get("background_bytes", 0)),
+        str(layer.get("waiting_readers", 0)),
+        str(layer.get("image", "-")),
+        " ".join(also) if layer.get("mount") else " ".join(["not-mounted", *also]),
+    ]
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

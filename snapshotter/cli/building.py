@@ -7,7 +7,7 @@ appears under its name whole or not at all (written beside it, then renamed); on
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from blockindex.errors import BlockIndexError
 from blockindex.layerindex import LayerIndex
 from snapshotter.errors import SnapshotterError, Transient
 from snapshotter.model import BlobSource, Digest
+from snapshotter.registry import BlobStream
 
 __all__ = ["Built", "Job", "build_all"]
 
@@ -63,7 +64,9 @@ def build_all(jobs: Sequence[Job], out: Path, tick: Callable[[int, int], None], 
                 tick(len(futures) - len(left), sum(worker.done for worker in workers))
         except BaseException:
             cancelled.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.cancel()
+            pool.shutdown(cancel_futures=True)
             raise
     return [future.result() for future in futures]
 
@@ -75,6 +78,7 @@ class _Worker:
         self._job = job
         self._path = out / index_name(job.digest)
         self._cancelled = cancelled
+        self._stream: Iterator[bytes] = iter(())
         self.done = 0
 
     def run(self) -> Built:
@@ -90,6 +94,11 @@ class _Worker:
             return self._result("failed", started, reason=str(error))
         self.done = self._job.size
         return self._result(status, started, index=index)
+
+    def cancel(self) -> None:
+        """Wake this worker if it waits for the network; `cancelled` must be set already."""
+        if isinstance(self._stream, BlobStream):
+            self._stream.close()
 
     def _valid(self) -> LayerIndex | None:
         """The index that is there already, or None where there is none or it is of no use."""
@@ -117,12 +126,17 @@ class _Worker:
         """Give the builder the rest of the blob; what it would write to a data region is of no interest here."""
         if builder.blob_size == self._job.size:
             return
-        for chunk in self._job.blob.stream(builder.blob_size, self._job.size):
+        self._stream = self._job.blob.stream(builder.blob_size, self._job.size)
+        self._go_on()  # after the stream is known: `cancel` either finds it, or is found here
+        for chunk in self._stream:
             for _ in builder.feed(chunk):
                 pass
             self.done = builder.blob_size
-            if self._cancelled.is_set():
-                raise Transient(f"{self._job.digest}: cancelled")
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._cancelled.is_set():
+            raise Transient(f"{self._job.digest}: cancelled")
 
     def _publish(self, data: bytes) -> None:
         """Put `data` under its name; readable for a web server, as the umask says."""

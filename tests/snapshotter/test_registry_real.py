@@ -1,0 +1,100 @@
+"""The registry client and `bootseer index build` against Debian's docker-registry, with an image pushed by skopeo."""
+
+import contextlib
+import json
+import random
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blockindex.codec import index_name
+from snapshotter.cli import main
+from snapshotter.config import RegistryConfig
+from snapshotter.errors import NotFound
+from snapshotter.registry import Registry, host_platform
+from tests.snapshotter.images import gzip_layer, write_layout
+
+pytestmark = pytest.mark.system
+
+LAYERS = [gzip_layer({"noise": random.Random(3).randbytes(3_000_000)}), gzip_layer({"etc/x": b"x" * 5000})]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def pushed(tmp_path: Path) -> Iterator[str]:
+    """The reference of the image in a registry of its own."""
+    for tool in ("docker-registry", "skopeo"):
+        if shutil.which(tool) is None:
+            pytest.fail(f"{tool} is missing (run: sudo ./scripts/setup)")
+    host = f"127.0.0.1:{_free_port()}"
+    config = tmp_path / "registry.yml"
+    config.write_text(
+        json.dumps(
+            {
+                "version": 0.1,
+                "log": {"level": "error", "accesslog": {"disabled": True}},
+                "storage": {"filesystem": {"rootdirectory": str(tmp_path / "store")}},
+                "http": {"addr": host},
+            }
+        )
+    )
+    log = (tmp_path / "registry.log").open("wb")
+    with log, subprocess.Popen(["docker-registry", "serve", config], stdout=log, stderr=log) as process:
+        try:
+            _wait_for(host, process)
+            write_layout(tmp_path / "layout", LAYERS, host_platform().arch)
+            copy = ["skopeo", "copy", "--insecure-policy", "--dest-tls-verify=false", "--quiet"]
+            target = f"docker://{host}/team/app:1"
+            subprocess.run([*copy, f"oci:{tmp_path / 'layout'}", target], check=True, timeout=60)
+            yield f"{host}/team/app:1"
+        finally:
+            process.terminate()
+
+
+def _wait_for(host: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"http://{host}/v2/"):
+            return
+        time.sleep(0.05)
+    pytest.fail("docker-registry does not start")
+
+
+def test_resolve_size_and_stream(pushed: str) -> None:
+    with contextlib.closing(Registry(RegistryConfig())) as registry:
+        manifest = registry.resolve(pushed)
+        assert [layer.size for layer in manifest.layers] == [len(layer) for layer in LAYERS]
+        for layer, data in zip(manifest.layers, LAYERS, strict=True):
+            blob = registry.blob(pushed, layer.digest)
+            assert blob.size() == len(data)
+            assert b"".join(blob.stream(0, None)) == data
+            assert b"".join(blob.stream(100, 1000, background=True)) == data[100:1000]
+            assert not blob.ranges_ignored
+        pinned = f"{pushed.removesuffix(':1')}@{manifest.digest}"
+        assert registry.resolve(pinned) == manifest
+        with pytest.raises(NotFound):
+            registry.resolve(pushed.removesuffix("1") + "2")
+        with pytest.raises(NotFound):
+            list(registry.blob(pushed, "sha256:" + "0" * 64).stream(0, 10))
+
+
+def test_index_build(pushed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["index", "build", pushed, "--out", str(out), "--plain-http", "--json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    assert [layer["status"] for layer in layers] == ["built", "built"]
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*.bsi")) == sorted(
+        index_name(layer["digest"]) for layer in layers
+    )

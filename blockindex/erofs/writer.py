@@ -79,7 +79,7 @@ class _DirPlan:
 
 
 class _Plan:
-    """Where everything goes. `nids` is in the order of a walk; `links` counts the names of inodes with several;
+    """Where everything goes. `nids` is in the order of placing; `links` counts the names of inodes with several;
     `long_links` are the blocks of symlinks without a tail; `area` is the block that the block area starts with."""
 
     def __init__(self, tree: Tree) -> None:

@@ -99,6 +99,8 @@ class MapText:
 
 def checked(segments: Segments, real_size: int, stored_size: int, offset: int) -> Segments:
     """`segments` without the empty ones, neighbours joined; Corrupt unless they fit the file and the payload."""
+    if real_size < 0:
+        raise Corrupt("sparse map", f"the file has {real_size} bytes", offset)
     result: Segments = []
     end = stored = 0
     for start, size in segments:

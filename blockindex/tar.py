@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from blockindex.errors import Corrupt, Unsupported
+from blockindex.layerpath import MAX_PATH, Role, clean_path, role_of
 from blockindex.model import BLOCK, Extent, block_ceil
 from blockindex.pax import Pax, meaningful_keys, parse_pax
 from blockindex.sparse import (
@@ -27,7 +28,7 @@ from blockindex.sparse import (
     pax_version,
 )
 from blockindex.tarheader import RECORD, Header, device_numbers, has_valid_checksum, parse_header
-from blockindex.tree import Attributes, Role, Tree, clean_path, role_of
+from blockindex.tree import Attributes, Tree
 
 __all__ = ["TarReader"]
 
@@ -35,6 +36,7 @@ _ZEROS: Final = bytes(RECORD)
 _MAX_RECORDS_BYTES: Final = 1 << 20
 _MAX_DATA: Final = BLOCK << 32
 _FILES: Final = frozenset((b"0", b"\0", b"7", b"S"))
+_OTHERS: Final = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 _DEVICES: Final = {b"3": stat.S_IFCHR, b"4": stat.S_IFBLK}
 _RECORDS: Final = {b"x": "PAX header", b"g": "global PAX header", b"L": "long name", b"K": "long link name"}
 _NS: Final = 10**9
@@ -187,6 +189,10 @@ class TarReader:
         typeflag = header.typeflag
         if typeflag == b"\0" and name.endswith(b"/"):
             typeflag = b"5"  # how V7 tars mark directories
+        if typeflag not in _FILES and typeflag not in _OTHERS:
+            raise Unsupported(f"tar entry at byte {offset} has the type {typeflag!r}, which is not served")
+        if len(name) > MAX_PATH:
+            raise Unsupported(f"tar entry at byte {offset} has a name of {len(name)} bytes; Linux allows {MAX_PATH}")
         self._expect(self._on_header)
         parts = clean_path(name)
         role = role_of(parts) if b".wh." in name or not parts else Role.ENTRY
@@ -225,10 +231,8 @@ class TarReader:
             case b"3" | b"4":
                 major, minor = device_numbers(block, offset)
                 self._tree.add_device(parts, attributes, _DEVICES[typeflag], major, minor)
-            case b"6":
-                self._tree.add_device(parts, attributes, stat.S_IFIFO)
             case _:
-                raise Unsupported(f"tar entry at byte {offset} has the type {typeflag!r}, which is not served")
+                self._tree.add_device(parts, attributes, stat.S_IFIFO)
 
     def _on_link_payload(self, block: bytes) -> None:
         """The record after a hard link that claims a size. GNU tar and Go take links to have no payload whatever they

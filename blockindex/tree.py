@@ -20,10 +20,10 @@ Knows nothing of tar or EROFS. Rules, in the order of the archive:
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from blockindex.errors import Corrupt, Unsupported
+from blockindex.layerpath import MAX_PATH, WHITEOUT, WHITEOUT_META
 
 __all__ = [
     "OPAQUE_XATTR",
@@ -32,18 +32,12 @@ __all__ = [
     "Dir",
     "File",
     "Node",
-    "Role",
     "Symlink",
     "Tree",
-    "clean_path",
-    "role_of",
 ]
 
 OPAQUE_XATTR = b"trusted.overlay.opaque"
 
-_WHITEOUT = b".wh."
-_WHITEOUT_META = b".wh..wh."
-_OPAQUE_NAME = b".wh..wh..opq"
 _ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
 _XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
 _MAX_LINKS = 255
@@ -111,42 +105,6 @@ class _Forward(Node):
     target: tuple[bytes, ...]
 
 
-class Role(Enum):
-    """What an entry's name makes of it, before its type counts."""
-
-    ENTRY = "entry"
-    ROOT = "root"
-    WHITEOUT = "whiteout"
-    OPAQUE = "opaque"
-    IGNORED = "ignored"
-
-
-def clean_path(path: bytes) -> list[bytes]:
-    """`path` as components below the layer's root; `..` is resolved by the text alone and stops at the root."""
-    if b".." not in path:
-        return [part for part in path.split(b"/") if part and part != b"."]
-    parts: list[bytes] = []
-    for part in path.split(b"/"):
-        if part == b"..":
-            if parts:
-                parts.pop()
-        elif part and part != b".":
-            parts.append(part)
-    return parts
-
-
-def role_of(parts: list[bytes]) -> Role:
-    """The role of the entry called `parts` (as `clean_path` returns them)."""
-    if not parts:
-        return Role.ROOT
-    base = parts[-1]
-    if base == _OPAQUE_NAME:
-        return Role.OPAQUE
-    if any(part.startswith(_WHITEOUT_META) for part in parts):
-        return Role.IGNORED
-    return Role.WHITEOUT if base.startswith(_WHITEOUT) else Role.ENTRY
-
-
 class Tree:
     """The tree of one layer; apply the entries in archive order, then call `finish` once."""
 
@@ -189,7 +147,7 @@ class Tree:
         self._add(parts, Device(kind, 0, 0, 0, None, major, minor), attributes)
 
     def add_hardlink(self, parts: list[bytes], attributes: Attributes, target: list[bytes]) -> None:
-        if any(part.startswith(_WHITEOUT_META) for part in target):
+        if any(part.startswith(WHITEOUT_META) for part in target):
             raise Unsupported(f"hard link {_show(parts)} points into aufs's metadata {_show(target)}")
         parent = self._parent(parts)
         node = self._find(target)
@@ -207,7 +165,7 @@ class Tree:
 
     def add_whiteout(self, parts: list[bytes], attributes: Attributes) -> None:
         """Apply `.wh.NAME`."""
-        name = parts[-1][len(_WHITEOUT) :]
+        name = parts[-1][len(WHITEOUT) :]
         if name in (b"", b".", b".."):
             raise Corrupt("whiteout", f"{_show(parts)} names nothing")
         parent = self._parent(parts)
@@ -283,7 +241,7 @@ class Tree:
 
     def _walk(self, parts: list[bytes], create: bool) -> Dir | None:
         """The directory called `parts`, symlinks followed inside the layer; made if missing and `create`."""
-        path, todo, links = [self.root], parts[::-1], 0
+        path, todo, links, length = [self.root], parts[::-1], 0, 0
         while todo:
             part = todo.pop()
             if part in (b"", b"."):
@@ -291,6 +249,9 @@ class Tree:
             if part == b"..":
                 del path[max(1, len(path) - 1) :]
                 continue
+            length += len(part) + 1
+            if length > MAX_PATH:
+                raise Unsupported(f"path {_show(parts)} is longer than {MAX_PATH} bytes, symlinks followed")
             child = path[-1].children.get(part)
             if isinstance(child, Symlink):
                 links += 1

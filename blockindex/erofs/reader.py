@@ -27,6 +27,9 @@ from blockindex.model import BLOCK
 
 __all__ = ["Entry", "walk"]
 
+_MAX_PATH = 8192
+"""Beyond what the writer makes. Longer ones could only be a trap: listing nested directories takes quadratic time."""
+
 _PREFIXES = {index: prefix for prefix, index in XATTR_INDEXES.items()}
 
 
@@ -61,6 +64,8 @@ def walk(metadata: bytes) -> Iterator[Entry]:
     todo: list[tuple[bytes, int]] = [(b"", superblock[5])]
     while todo:
         path, nid = todo.pop()
+        if len(path) > _MAX_PATH:
+            raise Corrupt("path", f"longer than {_MAX_PATH} bytes", nid * 32)
         inode = _Inode(metadata, nid)
         yield inode.entry(path or b"/")
         if stat.S_ISDIR(inode.mode):

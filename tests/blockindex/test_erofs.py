@@ -2,9 +2,7 @@
 
 import random
 import struct
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,7 @@ from blockindex.erofs import build_metadata, validate_metadata, walk
 from blockindex.erofs.ondisk import INODE, SUPERBLOCK_OFFSET, checksum
 from blockindex.errors import Corrupt, Unsupported
 from blockindex.model import BLOCK
-from blockindex.tree import Attributes, Tree
+from blockindex.tree import Attributes, Dir, Tree
 from tests.blockindex.tarcases import END, UUID, Layer, file, header, pax, unpack
 
 PLAIN = Attributes(0o644, 0, 0, 0)
@@ -309,8 +307,21 @@ def test_image_too_large() -> None:
 
 
 def test_deep_tree() -> None:
-    layer = unpack(pax([(b"path", b"d/" * 3000 + b"f")]) + file(b"x", b"1") + END)
-    assert layer.content(b"/" + b"d/" * 3000 + b"f") == b"1"
+    layer = unpack(pax([(b"path", b"d/" * 2000 + b"f")]) + file(b"x", b"1") + END)
+    assert layer.content(b"/" + b"d/" * 2000 + b"f") == b"1"
+
+
+def test_walk_does_not_follow_endless_paths() -> None:
+    tree = Tree()
+    parts = [b"d" * 200] * 45
+    directory = tree.root
+    for part in parts:
+        directory.children[part] = child = Dir(0o40755, 0, 0, 0, None)
+        directory = child
+    metadata = build_metadata(tree, 0, UUID)
+    validate_metadata(metadata, 0)
+    with pytest.raises(Corrupt):
+        list(walk(metadata))
 
 
 def test_gaps_are_filled() -> None:
@@ -321,15 +332,3 @@ def test_gaps_are_filled() -> None:
             tree.add_file([b"directory%03d" % index, b"some-file-%02d" % child], PLAIN, 0, 0)
     needed = 200 * (64 + 12 + 12 + 27 + 30 * (64 + 12 + 12))
     assert len(build_metadata(tree, 0, UUID)) < 1.03 * needed + BLOCK
-
-
-def test_fsck_agrees(tmp_path: Path) -> None:
-    """erofs-utils reads the image without complaint, checksum included."""
-    layer = small_layer()
-    image = tmp_path / "image"
-    image.write_bytes(layer.metadata + layer.data)
-    done = subprocess.run(["fsck.erofs", str(image)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = subprocess.run(["fsck.erofs", f"--extract={tmp_path}/out", str(image)], capture_output=True, text=True)
-    assert (tmp_path / "out/d/a").read_bytes() == b"x" * 5000, done.stdout + done.stderr
-    assert (tmp_path / "out/d/c").read_bytes() == b"y"

@@ -251,6 +251,10 @@ CORRUPT: dict[str, tuple[bytes, str]] = {
     "sparse overlaps": (old_sparse([(5, 4), (8, 5)], 99, SPARSE_DATA), "sparse map"),
     "sparse leaves the file": (old_sparse([(5, 4), (98, 5)], 99, SPARSE_DATA), "sparse map"),
     "sparse payload too long": (old_sparse([(5, 4)], 99, SPARSE_DATA), "sparse map"),
+    "sparse of negative size": (
+        header(b"a", b"S", magic=GNU, patches={483: base256(-5, 12)}) + END,
+        "sparse map",
+    ),
     "sparse 1.0 map too long": (
         pax([(b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.realsize", b"9")])
         + file(b"a", padded(b"9\n"))
@@ -268,6 +272,8 @@ UNSUPPORTED: dict[str, bytes] = {
     "global path": pax([(b"mtime", b"5")], b"g") + file(b"a"),
     "global xattr": pax([(b"SCHILY.xattr.user.a", b"5")], b"g") + file(b"a"),
     "sparse 2.0": pax([(b"GNU.sparse.major", b"2"), (b"GNU.sparse.minor", b"0")]) + file(b"a"),
+    "unknown type, whiteout's name": header(b".wh.a", b"Q", 700),
+    "long path": long_name(b"d/" * 2048 + b"f") + file(b"a"),
     "long name": long_name(b"n" * 256) + file(b"a"),
     "long target": long_name(b"n" * 4096, b"K") + header(b"a", b"2"),
     "huge pax": header(b"a", b"x", 2 << 20),

@@ -3,7 +3,8 @@
 import pytest
 
 from blockindex.errors import Corrupt, Unsupported
-from blockindex.tree import Attributes, Dir, Tree, clean_path
+from blockindex.layerpath import clean_path
+from blockindex.tree import Attributes, Dir, Tree
 from tests.blockindex.tarcases import END, Layer, file, header, pax, unpack
 
 
@@ -148,6 +149,12 @@ def test_corrupt(name: str) -> None:
 def test_links_into_aufs_metadata_go_the_ordinary_way() -> None:
     with pytest.raises(Unsupported):
         layer_of(file(b".wh..wh.plnk/1.2", b"x") + hardlink(b"a", b".wh..wh.plnk/1.2"))
+
+
+def test_symlinks_that_make_a_path_too_long() -> None:
+    step = b"d/" * 1900
+    with pytest.raises(Unsupported):
+        layer_of(pax([(b"linkpath", step)]) + symlink(b"s", b"") + pax([(b"path", b"s/" + step + b"f")]) + file(b"x"))
 
 
 def test_root_entry_sets_the_roots_attributes() -> None:

@@ -55,7 +55,11 @@ class IndexConfig:
 
     url: str = _option("", "Directory of layer indexes: an http(s) or file URL, or a path; empty: none.")
     timeout_s: float = _option(
-        5.0, "Time for one look-up, after which the layer goes without.", unit="s", low=0.1, high=300
+        5.0,
+        "Time for one look-up, and 1 s more for each MB that comes; then the layer goes without.",
+        unit="s",
+        low=0.1,
+        high=300,
     )
 
 

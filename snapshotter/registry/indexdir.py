@@ -29,6 +29,9 @@ MAX_INDEX_BYTES = 512 << 20
 _ABSENT_S = 60.0  # how long a missing index is not asked for again
 _DOWN_S = 10.0  # how long a directory that timed out is left alone, so that 30 layers do not wait one after another
 
+_MIN_BYTES_PER_S = 1_000_000
+"""A body that comes at least this fast is waited for: an index is a hundredth of the layer that it saves reading."""
+
 log = logging.getLogger(__name__)
 
 
@@ -59,8 +62,8 @@ class IndexDirectory:
     def get(self, digest: Digest) -> bytes | None:
         """The index file of the layer `digest`, or None; never raises for what the directory does.
 
-        Takes at most `timeout_s` for the answer and as much for its body's last piece. Trouble is logged as WARNING
-        once, until the directory has worked again; a missing index is no trouble.
+        Takes at most `timeout_s` and a second for each MB that came, and as long again for a last piece that stalls.
+        Trouble is logged as WARNING once, until the directory has worked again; a missing index is no trouble.
         """
         now = self._clock()
         with self._lock:
@@ -91,7 +94,7 @@ class IndexDirectory:
                 size += len(chunk)
                 if size > MAX_INDEX_BYTES:
                     raise InvalidArgument(f"{reply.what}: longer than {MAX_INDEX_BYTES} bytes")
-                if self._clock() > deadline:
+                if self._clock() > deadline + size / _MIN_BYTES_PER_S:
                     raise Transient(f"{reply.what}: only {size} bytes within {self._timeout_s} s")
             return b"".join(chunks)
 

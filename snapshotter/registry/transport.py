@@ -1,7 +1,8 @@
 """HTTP to registries and directories: warm connections, time-outs, redirects; network trouble becomes our errors.
 
-Built on requests' HTTPAdapter (its pools, TLS and proxies) without its Session, whose cookies, netrc look-ups and own
-redirect rules we do not want. Knows nothing of images, tokens or ranges: it returns any answer, whatever its status.
+Built on requests' HTTPAdapter (its pools, TLS and proxies, see `connections`) without its Session, whose cookies, netrc
+look-ups and own redirect rules we do not want. Knows nothing of images, tokens or ranges: any answer is returned,
+whatever its status.
 
 Invariants: at most `connections` requests are under way per host (a slot is held from `open` until `Reply.close`);
 an Authorization header never reaches another origin than the one it was given for; only a request on a kept-alive
@@ -9,22 +10,19 @@ connection that died before any byte of the answer is repeated, and silently; no
 """
 
 import http.client
-import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 from urllib.parse import urljoin, urlsplit
 
-import certifi
 import requests
 import urllib3
-from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from snapshotter.errors import InvalidArgument, Precondition, SnapshotterError, Transient
+from snapshotter.registry.connections import Adapter, StaleConnection
 
 __all__ = ["CHUNK_BYTES", "Reply", "Transport"]
 
@@ -33,114 +31,6 @@ CHUNK_BYTES = 256 * 1024
 
 _MAX_HOPS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
-
-
-class _StaleConnection(Exception):
-    """A kept-alive connection was closed by the other side before it answered. Deliberately no OSError: urllib3 and
-    requests would wrap one."""
-
-
-class _WatchedMixin:
-    """Tells a dead kept-alive connection (repeat) from a fresh one that is refused or reset (do not)."""
-
-    _answered = False
-
-    def connect(self) -> None:
-        self._answered = False
-        super().connect()  # type: ignore[misc]  # the mixin stands before an HTTPConnection
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        with self._watch():
-            super().request(*args, **kwargs)  # type: ignore[misc]  # as above
-
-    def getresponse(self) -> urllib3.HTTPResponse:
-        with self._watch():
-            response: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]  # as above
-        self._answered = True
-        return response
-
-    @contextmanager
-    def _watch(self) -> Iterator[None]:
-        try:
-            yield
-        except (http.client.RemoteDisconnected, ConnectionError) as exc:
-            if self._answered:
-                raise _StaleConnection from exc
-            raise
-
-
-class _WatchedHTTP(_WatchedMixin, HTTPConnection):  # type: ignore[misc]  # narrower getresponse, same object
-    pass
-
-
-class _WatchedHTTPS(_WatchedMixin, HTTPSConnection):  # type: ignore[misc]  # as above
-    pass
-
-
-class _HTTPPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _WatchedHTTP
-
-
-class _HTTPSPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _WatchedHTTPS
-
-
-class _Adapter(HTTPAdapter):
-    """requests' adapter with our socket options and one TLS context for all connections.
-
-    requests would load the certificate bundle anew for each connection: 10-20 ms before the first byte.
-    """
-
-    def __init__(self, connections: int, receive_bytes: int | None) -> None:
-        self._socket_options: list[tuple[int, int, int]] = [
-            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        ]
-        if receive_bytes is not None:
-            self._socket_options.append((socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes))
-        self._tls: ssl.SSLContext | None = None
-        self._tls_lock = threading.Lock()
-        super().__init__(pool_connections=64, pool_maxsize=connections, max_retries=0, pool_block=False)
-
-    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **kwargs: Any) -> None:
-        kwargs["socket_options"] = self._socket_options
-        super().init_poolmanager(connections, maxsize, block, **kwargs)
-        _watch_pools(self.poolmanager)
-
-    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
-        kwargs["socket_options"] = self._socket_options
-        return _watch_pools(super().proxy_manager_for(proxy, **kwargs))
-
-    def close(self) -> None:
-        """Close all idle connections now; urllib3 by itself waits until nobody refers to the pool any more."""
-        for manager in (self.poolmanager, *self.proxy_manager.values()):
-            for key in manager.pools.keys():  # noqa: SIM118  # no mapping: it refuses to be iterated, for threads' sake
-                manager.pools[key].close()
-        super().close()
-
-    def build_connection_pool_key_attributes(  # type: ignore[override]  # their TypedDicts are private
-        self, request: requests.PreparedRequest, verify: Any, cert: Any = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        parts = urlsplit(request.url or "")
-        host = {"scheme": str(parts.scheme), "host": str(parts.hostname), "port": parts.port}
-        return host, {"ssl_context": self._tls_context()} if parts.scheme == "https" else {}
-
-    def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Nothing to do: the TLS context holds the trust."""
-
-    def _tls_context(self) -> ssl.SSLContext:
-        with self._tls_lock:
-            if self._tls is None:
-                context = ssl.create_default_context()
-                if ssl.get_default_verify_paths().cafile is None and not context.cert_store_stats()["x509_ca"]:
-                    context.load_verify_locations(certifi.where())
-                self._tls = context
-            return self._tls
-
-
-def _watch_pools(manager: Any) -> Any:
-    manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
-    return manager
 
 
 class _Slots(Protocol):
@@ -239,7 +129,7 @@ class Transport:
     ) -> None:
         self._connections = connections
         self._timeout = (connect_timeout_s, read_timeout_s)
-        self._adapter = _Adapter(connections, receive_bytes)
+        self._adapter = Adapter(connections, receive_bytes)
         self._lock = threading.Lock()
         self._slots: dict[str, threading.BoundedSemaphore] = {}
         self._proxies: dict[str, dict[str, str]] = {}
@@ -299,11 +189,11 @@ class Transport:
         for _ in range(self._connections):
             try:
                 return self._try(prepared, host)
-            except _StaleConnection:
+            except StaleConnection:
                 continue
         try:
             return self._try(prepared, host)
-        except _StaleConnection as exc:
+        except StaleConnection as exc:
             raise ConnectionResetError("kept-alive connections keep closing") from exc
 
     def _try(self, prepared: requests.PreparedRequest, host: str) -> requests.Response:

@@ -53,7 +53,7 @@ def pushed(tmp_path: Path) -> Iterator[str]:
     log = (tmp_path / "registry.log").open("wb")
     with log, subprocess.Popen(["docker-registry", "serve", config], stdout=log, stderr=log) as process:
         try:
-            _wait_for(host, process)
+            _wait_for(host, process, Path(log.name))
             write_layout(tmp_path / "layout", LAYERS, host_platform().arch)
             copy = ["skopeo", "copy", "--insecure-policy", "--dest-tls-verify=false", "--quiet"]
             target = f"docker://{host}/team/app:1"
@@ -63,13 +63,13 @@ def pushed(tmp_path: Path) -> Iterator[str]:
             process.terminate()
 
 
-def _wait_for(host: str, process: "subprocess.Popen[bytes]") -> None:
+def _wait_for(host: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + 20
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"http://{host}/v2/"):
             return
         time.sleep(0.05)
-    pytest.fail("docker-registry does not start")
+    pytest.fail(f"docker-registry does not start: {log.read_text()}")
 
 
 def test_resolve_size_and_stream(pushed: str) -> None:

@@ -156,6 +156,8 @@ def build(recipe: Recipe, env: Mapping[str, str], progress: Callable[[str], None
             _build(recipe, work, env, progress).path.rename(target)
         finally:
             _remove_tree(work)
+        for older in set(cache.glob(f"{recipe.name}-*")) - {target}:
+            _remove_tree(older)
     return read_layout(target)
 
 

@@ -13,7 +13,7 @@ from scripts.rig.coldstart import Bench, System, cold_start
 from scripts.rig.errors import RigError
 from scripts.rig.image import RECIPES, build
 from scripts.rig.indexserver import IndexServer
-from scripts.rig.link import CHECKOUT, Link
+from scripts.rig.link import Link
 from scripts.rig.node import BOOTSEER, Node
 from scripts.rig.oci import Layout, read_layout
 from scripts.rig.process import run
@@ -101,7 +101,6 @@ def test_a_layer_that_stays_mounted_is_reported(bench: Bench, fake_bootseer: Pat
     assert not mounts_below(bench.workspace.root), "the node's mounts are in its own namespace"
 
 
-@pytest.mark.skipif(not (CHECKOUT / "snapshotter" / "cli.py").exists(), reason="the bootseer command does not exist")
 @pytest.mark.parametrize("system", [System.BOOTSEER_FIRST, System.BOOTSEER])
 def test_bootseer_starts_the_image_lazily(bench: Bench, system: System, tmp_path: Path) -> None:
     argv = [str(BOOTSEER), "index", "build", bench.reference, "--plain-http", "--out", str(tmp_path / "indexes")]

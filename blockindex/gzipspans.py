@@ -9,11 +9,11 @@ Invariant: a window holds every byte that decoding from its point refers to; all
 windows compress well (see `trim_window`).
 """
 
+import re
 import sys
 from array import array
 from collections.abc import Generator, Iterator
 from functools import cache
-from itertools import compress
 
 from isal import isal_zlib
 
@@ -22,11 +22,15 @@ from blockindex.errors import Corrupt
 from blockindex.model import Span
 from blockindex.source import Boundary, Event, Point, Spacing, Window
 
-__all__ = ["GzipRun", "GzipSource", "trim_window"]
+__all__ = ["GzipRun", "GzipSource", "header_end", "trim_window"]
 
 _ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub declares an instance
 
+_COPIED = re.compile(rb"[^\0]+")
 _MAGIC = b"\x1f\x8b"
+_HEADER_SIZE = 10  # without the optional fields
+_FHCRC, _FEXTRA, _FNAME, _FCOMMENT = 2, 4, 8, 16  # its flags
+_MAX_HEADER = 1 << 20
 _TRAILER_SIZE = 8
 _OUT_SIZE = 1 << 20  # below this the per-buffer cost shows, above it only memory grows
 _IN_SIZE = 1 << 30  # zlib counts input in 32 bits
@@ -203,28 +207,53 @@ def trim_window(window: bytes, bit: int, blob: bytes, tail: int) -> bytes:
     if len(low) != tail:
         return window  # isal wants to see a few bytes more
     copied = int.from_bytes(low, "little") ^ int.from_bytes(inverted, "little")
-    pairs = bytearray(2 * len(low))
+    pairs = bytearray(2 * tail)
     pairs[0::2] = low
     pairs[1::2] = high
     places = array("H", bytes(pairs))
     if sys.byteorder == "big":
         places.byteswap()
-    used = set(compress(places, copied.to_bytes(len(low), "little")))
+    used: set[int] = set()
+    for run in _COPIED.finditer(copied.to_bytes(tail, "little")):
+        used.update(places[run.start() : run.end()])
     kept = bytearray(size)
     for place in used:
         kept[place] = window[place]
     return bytes(kept[min(used, default=size) :])
 
 
+def header_end(head: bytes) -> int | None:
+    """Where the gzip header that `head` starts with ends, or None when more bytes are needed to tell."""
+    if len(head) < _HEADER_SIZE:
+        return None
+    flags = head[3]
+    end = _HEADER_SIZE
+    if flags & _FEXTRA:
+        if len(head) < end + 2:
+            return None
+        end += 2 + int.from_bytes(head[end : end + 2], "little")
+    for flag in (_FNAME, _FCOMMENT):
+        if flags & flag:
+            end = head.find(0, end) + 1
+            if not end:
+                return None
+    if flags & _FHCRC:
+        end += 2
+    return end if end <= len(head) else None
+
+
 class GzipRun:
-    """Decodes a gzip blob from a span's restart point on, for as long as it is fed."""
+    """Decodes a gzip blob from a span's restart point on, for as long as it is fed.
+
+    Reads the members' headers itself and gives isal raw deflate only: isal 1.9.1 loses its way in a header that is cut
+    by the end of a chunk inside its optional fields. Trailers are skipped; who checks the output has better digests.
+    """
 
     def __init__(self, span: Span) -> None:
         self._bit = span.bit
-        self._skip = 0  # bytes of a raw member's trailer still to come
-        self._between = b""  # what has come of the next member's magic
+        self._skip = 0  # bytes of the trailer still to come
+        self._head = b""  # what has come of the next member's header
         self._ended = False
-        self._raw = span.raw
         self._member: isal_zlib.Decompress | None = None
         if span.raw:
             self._member = isal_zlib.decompressobj(wbits=-15, zdict=span.window)
@@ -247,21 +276,23 @@ class GzipRun:
                     data = yield from self._inflate(self._member, data)
 
     def _enter_member(self, data: bytes) -> bytes:
-        magic = (self._between + data)[: len(_MAGIC)]
-        if not _MAGIC.startswith(magic):
+        """Take what belongs to the header; the rest of `data`."""
+        head = self._head + data
+        if not _MAGIC.startswith(head[: len(_MAGIC)]):
             self._ended = True
             return b""
-        rest = data[len(magic) - len(self._between) :]
-        self._between = magic
-        if magic == _MAGIC:
-            self._between = b""
-            self._raw = False
-            self._member = isal_zlib.decompressobj(wbits=31)
-            return magic + rest
-        return rest
+        end = header_end(head)
+        if end is None:
+            if len(head) > _MAX_HEADER:
+                raise Corrupt("blob", f"a gzip header is longer than {_MAX_HEADER} bytes")
+            self._head = head
+            return b""
+        self._head = b""
+        self._member = isal_zlib.decompressobj(wbits=-15)
+        return head[end:]
 
     def _inflate(self, member: "isal_zlib.Decompress", data: bytes) -> Generator[bytes, None, bytes]:
-        """Decode `data`; what of it follows the member."""
+        """Decode `data`; what of it follows the member's deflate stream."""
         while True:
             try:
                 out = member.decompress(data, _RUN_OUT)
@@ -272,7 +303,7 @@ class GzipRun:
                 yield out
             if member.eof:
                 self._member = None
-                self._skip = _TRAILER_SIZE if self._raw else 0
+                self._skip = _TRAILER_SIZE
                 return member.unused_data
             if not data and len(out) < _RUN_OUT:
                 return b""

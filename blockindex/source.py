@@ -34,8 +34,10 @@ __all__ = [
     "zstd_step",
 ]
 
-DEFAULT_SPAN_SIZE = 1 << 20
-"""Compressed bytes between two restart points. Smaller means less to fetch for one block, but more windows."""
+DEFAULT_SPAN_SIZE = 1 << 19
+"""Compressed bytes between two restart points. Smaller means less to fetch for one block, but more windows: of a 201 MB
+Debian layer (499 MB of tar, 10,296 files) the index is 0.79 % at 256 KiB, 0.50 % at 512 KiB, 0.35 % at 1 MiB and 0.27 %
+at 2 MiB (6.6, 3.5, 1.8 and 1.0 % if windows were not trimmed)."""
 
 _ZSTD_SLICE = 4096  # bytes given to zstd at once: it has no output limit, and 4 bytes can make a block of 128 KiB
 _TAR_SLICE = 1 << 20
@@ -90,8 +92,8 @@ class Spacing:
     _TAR_FACTOR = 8
     # A point that needs no window costs next to nothing, so take one when the span is at least this part.
     _FREE_PART = 4
-    # 8192 spans, and from there on ever larger ones: bounds the windows of a 20 GB layer to some 100 MB.
-    _MANY = 8192
+    # 16384 spans, and from there on ever larger ones: windows take 1.6 kB each, but up to 32 KiB if nothing compresses.
+    _MANY = 16384
 
     def __init__(self, span_size: int) -> None:
         if span_size < 1:

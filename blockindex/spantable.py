@@ -20,7 +20,7 @@ from blockindex.model import Compression, Span
 
 __all__ = ["SpanColumns", "SpanTable", "compress_window"]
 
-_WINDOW_LEVEL = 12  # 0.9 ms for a trimmed window; level 3 makes 8 % more, level 19 costs 5 ms more for 1 %
+_WINDOW_LEVEL = 6  # 1566 bytes, 0.15 ms a trimmed window; level 3: 1629 bytes, 0.05 ms; 19: 1487 bytes, 7.3 ms
 
 
 def compress_window(window: bytes) -> bytes:

@@ -41,28 +41,31 @@ from tests.blockindex.layers import BLOBS, archive, build, digest, sparse_archiv
 
 GOLDEN = Path(__file__).parent / "golden-v1.bsi"
 GOLDEN_LAYER = Path(__file__).parent / "golden-v1.tar.gz"
-SPAN_SIZE = 4000
+SPAN_SIZE = 2500
 
 
 def small_layer(level: int = 6) -> bytes:
     """A gzip layer of a few files with spans inside files, which refer to their windows."""
     rng = random.Random(5)
+    words = [rng.randbytes(6) for _ in range(40)]
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as writer:
-        for name, size in (("a", 10_000), ("b", 0), ("c", 60_000), ("d", 4096), ("e", 1)):
+        for name, size in (("a", 5000), ("b", 0), ("c", 180_000), ("d", 4096), ("e", 1)):
             info = tarfile.TarInfo(name)
-            text = b" ".join(b"%d" % rng.randrange(3000) for _ in range(size // 2))[:size]
+            text = b"".join(rng.choice(words) + bytes(rng.randrange(200)) for _ in range(size // 90 + 1))[:size]
             info.size = len(text)
             writer.addfile(info, io.BytesIO(text))
-    return strategy(out.getvalue(), zlib.Z_DEFAULT_STRATEGY, level, memory=2)
+    return strategy(out.getvalue(), zlib.Z_DEFAULT_STRATEGY, level, memory=1)
+
+
+def prologue(head: bytes) -> bytes:
+    return struct.pack("<8sIIQ32s", b"\x89BSIDX\r\n", FORMAT_VERSION, 0, len(head), sha256(head).digest())
 
 
 def sealed(head: pb.LayerIndexHead, windows: bytes) -> bytes:
     """An index file with this head, its digest right."""
     data = head.SerializeToString()
-    return (
-        struct.pack("<8sIIQ32s", b"\x89BSIDX\r\n", FORMAT_VERSION, 0, len(data), sha256(data).digest()) + data + windows
-    )
+    return prologue(data) + data + windows
 
 
 def opened(data: bytes) -> tuple[pb.LayerIndexHead, bytes]:
@@ -165,11 +168,6 @@ def put(column: int, row: int, value: int) -> Callable[[list[list[int]]], None]:
     return change
 
 
-def drop_row(numbers: list[list[int]]) -> None:
-    for column in numbers:
-        column.pop()
-
-
 def drop_rows(numbers: list[list[int]]) -> None:
     for column in numbers:
         column.clear()
@@ -185,10 +183,9 @@ HUGE = 2**64 - 1
         ("files", put(0, 1, 2**40)),
         ("files", put(1, 1, 0)),
         ("files", put(1, 1, HUGE)),
-        ("files", put(2, 1, HUGE)),
+        ("files", put(2, 1, HUGE - 4000)),
         ("files", put(2, 0, HUGE)),
         ("files", put(2, 2, 2**63 - 1)),
-        ("piece_digests", drop_row),
         ("piece_digests", drop_rows),
     ],
 )

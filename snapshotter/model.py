@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType, Protocol
 
-__all__ = ["BlobSource", "Digest", "LayerProvider", "LayerRef"]
+__all__ = ["BlobSource", "ByteStream", "Digest", "LayerProvider", "LayerRef"]
 
 Digest = NewType("Digest", str)
 """`sha256:<64 hex>`; checked where it enters."""
@@ -41,13 +41,20 @@ class LayerProvider(Protocol):
         """No snapshot uses the layer any more: cancel its fetches and unmount it. Its blocks stay in the store."""
 
 
+class ByteStream(Iterator[bytes], Protocol):
+    """Chunks of a blob as they arrive."""
+
+    def close(self) -> None:
+        """End the request. Its connection stays warm only if all was read."""
+
+
 class BlobSource(Protocol):
     """A blob at its registry. Thread-safe; every call may block on the network for at most its stated time-outs."""
 
     def size(self) -> int:
         """Bytes of the blob."""
 
-    def stream(self, start: int, end: int | None, background: bool = False) -> Iterator[bytes]:
+    def stream(self, start: int, end: int | None, background: bool = False) -> ByteStream:
         """The blob's bytes `[start, end)` (to its end when `end` is None) by one GET, in chunks as they arrive; whole
-        or Transient at the point where they stop. Not reading on is back pressure; closing the iterator cancels.
+        or Transient at the point where they stop. Not reading on is back pressure. The caller closes the stream.
         `background` asks for a connection with a small receive window, so that pausing it frees the link at once."""

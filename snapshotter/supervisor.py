@@ -6,7 +6,8 @@ It keeps the FUSE connection, its mount, the request ring and the doorbell, and 
   service  containerd's snapshots service, mounts layers, answers the CLI   (`containerd.process`)
 Any of them may be killed at any moment: the ring holds the requests in flight, readers wait some milliseconds. Workers
 are forked, not executed, so a successor runs the very code of its predecessor even while the package is being replaced
-on disk; the supervisor therefore has one thread, imports nothing heavy, and does nothing but watch. A worker whose
+on disk, and is at work within milliseconds; the supervisor therefore has one thread, imports what the first two need
+before it forks (never gRPC, which does not survive a fork), and does nothing but watch. A worker whose
 leader is a zombie while a thread is stuck in the kernel counts as dead; a block server whose heart does not beat for
 `_STUCK_S` is killed. One daemon a run directory, by a lock that the workers inherit: it is free once all have ended.
 """
@@ -39,8 +40,9 @@ _log = logging.getLogger(__name__)
 _STUCK_S = 15.0
 _TICK_S = 1.0
 _STOP_S = 5.0
-_BACKOFF_MAX_S = 2.0
-_SHORT_LIFE_S = 5.0
+_BACKOFF_MAX_S = 0.5
+_SHORT_LIFE_S = 1.0
+_AT_ONCE = 5
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
@@ -139,8 +141,8 @@ class Supervisor:
         os.close(worker.pidfd)
         lived_s = time.monotonic() - worker.started
         worker.short_lives = worker.short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
-        # the first restarts are at once: readers are waiting
-        wait_s = 0.0 if worker.short_lives < 3 else min(_BACKOFF_MAX_S, 0.05 * 2 ** min(worker.short_lives, 10))
+        # the first restarts are at once, for readers are waiting; a worker that cannot live must not eat the CPU
+        wait_s = 0.0 if worker.short_lives < _AT_ONCE else min(_BACKOFF_MAX_S, 0.01 * worker.short_lives)
         worker.pid, worker.pidfd, worker.not_before = 0, -1, time.monotonic() + wait_s
 
     def _spawn(self, worker: _Worker) -> None:
@@ -239,21 +241,20 @@ def run(config: Config) -> int:
 
 def _mains(config: Config, resources: Resources, store: BlockStore) -> dict[str, Callable[[], None]]:
     """What each worker runs. Each lets go of the descriptors it must not hold: a copy of the mount in the block server,
-    or of the connection in the service, would keep a dead connection alive. Heavy imports happen in the child."""
+    or of the connection in the service, would keep a dead connection alive."""
+    from .fetch.process import main as fetch_main  # here: only a daemon needs it, and before it forks
+    from .fuse.server import BlockServer
+
     connection, ring, doorbell = resources.connection, resources.ring, resources.doorbell
 
     def block() -> None:
-        from .fuse.server import BlockServer
-
         os.close(connection.mount)
         resend = config.resend == "auto"
         BlockServer(Ring(ring), connection.device, doorbell, store.layers, resend).run()
 
     def fetch() -> None:
-        from .fetch.process import main
-
         os.close(connection.mount)
-        main(config, Ring(ring), connection.device, doorbell)
+        fetch_main(config, Ring(ring), connection.device, doorbell)
 
     def service() -> None:
         from .containerd.process import main

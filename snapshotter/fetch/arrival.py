@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -172,10 +173,11 @@ def _whole(blob: BlobSource, digest: Digest) -> Iterator[bytes]:
     failures = 0
     while True:
         try:
-            for chunk in blob.stream(position, None):
-                position += len(chunk)
-                failures = 0
-                yield chunk
+            with closing(blob.stream(position, None)) as chunks:
+                for chunk in chunks:
+                    position += len(chunk)
+                    failures = 0
+                    yield chunk
             return
         except Transient as error:
             failures += 1

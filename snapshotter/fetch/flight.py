@@ -6,6 +6,7 @@ after its readers are served, and then lets the wire go whenever other readers n
 """
 
 import logging
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from blockindex.decoder import SpanDecoder
@@ -80,21 +81,20 @@ class Flight:
         block_ends = self.layer.index.spans.block_ends
         decoder = SpanDecoder(self.layer.index, self._position, self.last)
         background = self.lane is Lane.BACKGROUND
-        chunks = self.layer.source.stream(decoder.blob_start, decoder.blob_end, background)
         self.layer.tally.fetched(background)
-        for chunk in chunks:
-            self.layer.tally.count(background, len(chunk))
-            for piece in decoder.feed(chunk):
-                while piece.block_start >= block_ends[self._position]:
-                    self._position += 1
-                if self._position >= self.last:
-                    return
-                self.layer.land(piece)
-            if decoder.done:
-                break
-            self._take_turn()
-            if self._dropped():
-                return
+        with closing(self.layer.source.stream(decoder.blob_start, decoder.blob_end, background)) as chunks:
+            for chunk in chunks:
+                self.layer.tally.count(background, len(chunk))
+                for piece in decoder.feed(chunk):
+                    while piece.block_start >= block_ends[self._position]:
+                        self._position += 1
+                    if self._position >= self.last:
+                        return
+                    self.layer.land(piece)
+                if not decoder.done:  # what follows is read to its end even so: that keeps the connection warm
+                    self._take_turn()
+                    if self._dropped():
+                        return
         self._position = self.last
 
     def _take_turn(self) -> None:

@@ -119,7 +119,7 @@ def entry_reply(node: int, size: int) -> bytes:
 
 
 def open_reply() -> bytes:
-    """Body of OPEN and OPENDIR; no file handle is kept, so any successor can serve an open file. No FLUSH is asked for: a
+    """Body of OPEN and OPENDIR; no file handle is kept, so any successor can serve an open file. No FLUSH is wanted: a
     killed process that holds such a file would wait for its answer while it exits."""
     return _OPEN_OUT.pack(0, _FOPEN_KEEP_CACHE | _FOPEN_NOFLUSH, 0)
 

@@ -4,7 +4,7 @@ An OCI layout is a directory with `oci-layout`, `index.json` and `blobs/sha256/<
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from snapshotter.errors import InvalidArgument, NotFound, Transient
@@ -31,7 +31,7 @@ class FileBlob:
         except OSError as exc:
             raise NotFound(f"{self._path}: {exc.strerror}") from exc
 
-    def stream(self, start: int, end: int | None, background: bool = False) -> Iterator[bytes]:
+    def stream(self, start: int, end: int | None, background: bool = False) -> Generator[bytes]:
         """The file's bytes `[start, end)`; Transient when it is shorter."""
         try:
             with self._path.open("rb", buffering=0) as file:

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 
 from google.protobuf.message import DecodeError
 
-from blockindex.columns import compress, decompress, pack, unpack
+from blockindex.columns import MAX_ROWS, compress, decompress, pack, unpack
 from blockindex.erofs import validate_metadata
 from blockindex.errors import Corrupt, Unsupported
 from blockindex.filetable import FileTable
@@ -43,7 +43,7 @@ PROLOGUE_SIZE = _PROLOGUE.size
 """Bytes of an index file that `head_end` needs."""
 
 _MAX_HEAD = 1 << 29
-_MAX_METADATA = 1 << 29  # ten times the metadata of a layer of 500,000 files
+_MAX_METADATA = 1 << 28  # five times the metadata of a layer of 500,000 files
 _COMPRESSIONS = {
     Compression.TAR: pb.COMPRESSION_TAR,
     Compression.GZIP: pb.COMPRESSION_GZIP,
@@ -59,8 +59,13 @@ def index_name(blob_digest: str) -> str:
 
 
 def encode_index(index: LayerIndex) -> bytes:
-    """The whole index file."""
+    """The whole index file. Unsupported when `decode_index` would not accept its size."""
     spans = index.spans
+    if max(len(index.files), len(spans)) > MAX_ROWS or len(index.metadata) > _MAX_METADATA:
+        raise Unsupported(
+            f"the layer is too large to index: {len(index.files)} extents (up to {MAX_ROWS}), "
+            f"{len(index.metadata)} bytes of metadata (up to {_MAX_METADATA})"
+        )
     assert spans.windows is not None, "an index without its windows cannot be encoded"
     head = pb.LayerIndexHead(
         blob_digest=_digest_bytes(index.blob_digest),

@@ -17,6 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockindex import codec
 from blockindex import columns as table
 from blockindex.builder import image_uuid
 from blockindex.codec import (
@@ -133,6 +134,13 @@ def test_a_cut_file_is_noticed(small: bytes, cut: int) -> None:
 def test_bytes_after_the_end_are_noticed(small: bytes) -> None:
     with pytest.raises(Corrupt, match="windows"):
         decode_index(small + b"\0")
+
+
+def test_a_layer_that_could_not_be_read_back_is_not_written(small: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = decode_index(small)
+    monkeypatch.setattr(codec, "MAX_ROWS", 3)
+    with pytest.raises(Unsupported, match="too large"):
+        encode_index(index)
 
 
 def test_a_newer_version_says_what_to_do(small: bytes) -> None:

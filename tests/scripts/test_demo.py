@@ -67,17 +67,19 @@ def test_the_demo_writes_the_promised_json(tmp_path: Path) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("line", "delay_s", "number"),
+    ("system", "line", "delay_s", "number"),
     [
-        ("testing it", 0.0, signal.SIGINT),  # delay line and namespaces are up, a transfer is running
-        ("link: connect", 0.1, signal.SIGTERM),  # the registry starts or is being filled
-        ("registry:", 0.6, signal.SIGHUP),  # containerd starts
-        ("registry:", 2.0, signal.SIGINT),  # image is pulled, container runs, or the node stops
-        ("round 1/", 1.5, signal.SIGTERM),
+        ("overlayfs", "testing it", 0.0, signal.SIGINT),  # namespaces and delay line are being made
+        ("overlayfs", "link: connect", 0.1, signal.SIGTERM),  # the registry starts or is being filled
+        ("overlayfs", "registry:", 0.6, signal.SIGHUP),  # containerd starts
+        ("overlayfs", "registry:", 2.0, signal.SIGINT),  # image is pulled, container runs, or the node stops
+        ("bootseer-first", "registry:", 1.0, signal.SIGINT),  # the daemon starts
+        ("bootseer-first", "registry:", 3.0, signal.SIGTERM),  # layers are mounted
+        ("bootseer", "round 1/", 2.5, signal.SIGTERM),
     ],
 )
-def test_an_interrupted_demo_leaves_nothing(line: str, delay_s: float, number: signal.Signals) -> None:
-    with _demo([*QUICK, "--rounds", "1000"]) as process:
+def test_an_interrupted_demo_leaves_nothing(system: str, line: str, delay_s: float, number: signal.Signals) -> None:
+    with _demo(["--image", "tiny", "--systems", system, "--rounds", "1000"]) as process:
         _await_line(process, line)
         time.sleep(delay_s)
         process.send_signal(number)

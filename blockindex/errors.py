@@ -12,7 +12,7 @@ class Unsupported(BlockIndexError):
 
 
 class Corrupt(BlockIndexError):
-    """The input contradicts itself or a digest: quarantine it. `field` names the part, `offset` where (bytes, or -1)."""
+    """The input contradicts itself or a digest: quarantine it. `field` names the part, `offset` where (byte, or -1)."""
 
     def __init__(self, field: str, problem: str, offset: int = -1) -> None:
         self.field = field

@@ -75,7 +75,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Verified bytes of the blocks `[block_start, block_end)` of the data region; `data` is a multiple of BLOCK long."""
+    """Verified bytes of the blocks `[block_start, block_end)` of the data region; `data` is as many BLOCKs long."""
 
     block_start: int
     block_end: int

@@ -118,11 +118,10 @@ def test_the_head_alone_is_enough_to_mount(small: bytes) -> None:
 
 def test_every_flipped_byte_is_noticed(small: bytes) -> None:
     for place in range(len(small)):
-        for flip in (0xFF, 1 << place % 8):
-            damaged = bytearray(small)
-            damaged[place] ^= flip
-            with pytest.raises((Corrupt, Unsupported)):
-                decode_index(bytes(damaged))
+        damaged = bytearray(small)
+        damaged[place] ^= 1 << place % 8
+        with pytest.raises((Corrupt, Unsupported)):
+            decode_index(bytes(damaged))
 
 
 @pytest.mark.parametrize("cut", [0, 7, PROLOGUE_SIZE - 1, PROLOGUE_SIZE, PROLOGUE_SIZE + 10, -1])

@@ -130,7 +130,10 @@ class Attacher:
         try:
             minor = os.minor(os.fstat(device).st_rdev)
             loop.set_read_ahead(os.major(os.fstat(device).st_rdev), minor, self._cold_kib)
-            # EROFS reads metadata synchronously and unkillably: have it in the page cache before anyone can wait for it
+            # EROFS reads metadata synchronously and unkillably: have it in the page cache before anyone can wait for
+            # it. Not a byte further: read-ahead would put the first missing blocks into one folio with the last
+            # metadata, and every look-up would wait for the network.
+            os.posix_fadvise(device, 0, 0, os.POSIX_FADV_RANDOM)
             for offset in range(0, meta_size, _PREFAULT):
                 os.pread(device, min(_PREFAULT, meta_size - offset), offset)
             mount(loop.device_path(minor), str(target), "erofs")

@@ -10,12 +10,14 @@ import logging
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockindex.layerindex import LayerIndex
 from blockindex.model import BLOCK, Piece
 from snapshotter.blockstore import UNVERIFIED, LayerFiles
+from snapshotter.errors import Transient
 from snapshotter.model import BlobSource
 
 from .flight import Flight
@@ -25,8 +27,8 @@ __all__ = ["LayerFetch", "Tally", "Waiter"]
 
 _log = logging.getLogger(__name__)
 
-_BACKOFF_S = 0.2
-_BACKOFF_MAX_S = 15.0
+_BACKOFF_S = 0.2  # doubled with each failure in a row, with jitter so that a fleet does not march in step
+_ASKED_MAX_S = 60.0  # a Retry-After beyond this is not believed
 _LOUD = 4
 
 
@@ -72,8 +74,11 @@ class Tally:
 class LayerFetch:
     """Fetches one layer's missing blocks for readers, and the rest behind them."""
 
-    def __init__(self, files: LayerFiles, index: LayerIndex, source: BlobSource, host: Host, growth: int) -> None:
-        """`growth` bounds how many bytes one request asks for (readers that read on and on, background)."""
+    def __init__(
+        self, files: LayerFiles, index: LayerIndex, source: BlobSource, host: Host, growth: int, patience_s: float
+    ) -> None:
+        """`growth` bounds how many bytes one request asks for (readers that read on and on, background), `patience_s`
+        how long the layer is left alone after failures in a row."""
         self.files = files
         self.index = index
         self.source = source
@@ -88,7 +93,9 @@ class LayerFetch:
         self._flights: dict[int, Flight] = {}
         self._next_run = (-1, 1)  # the span after the last demand, and how many spans to ask for if it is next
         self._missing_from = 0
-        self._failures = 0  # in a row
+        self._patience_s = patience_s
+        self._failures = 0  # in a row; flights that fail together count once
+        self._retry_at = 0.0  # monotonic seconds
         self._last_failure = ""
         for hole in index.hole_blocks():  # no span brings these: they are zeros from the start, also after a power cut
             if not files.has(hole.start, hole.stop):
@@ -214,9 +221,14 @@ class LayerFetch:
 
     def failure(self, flight: Flight, error: Exception) -> None:
         """A flight could not go on; the next one waits longer, and the log gets louder."""
-        self._failures += 1
         self.tally.failures += 1
         self._last_failure = str(error)
+        now = time.monotonic()
+        if now >= self._retry_at:
+            self._failures += 1
+            wait_s = min(self._patience_s, _BACKOFF_S * 2.0 ** min(self._failures - 1, 16)) * random.uniform(0.7, 1.3)
+            asked_s = error.retry_after_s if isinstance(error, Transient) and error.retry_after_s else 0.0
+            self._retry_at = now + max(wait_s, min(asked_s, _ASKED_MAX_S))
         level = logging.WARNING if self._failures < _LOUD else logging.ERROR
         _log.log(
             level,
@@ -229,15 +241,9 @@ class LayerFetch:
             str(error),
         )
 
-    def _backoff_s(self) -> float:
-        """0 while all goes well, then 0.2 s doubling to 15 s, with jitter so that a fleet does not march in step."""
-        if not self._failures:
-            return 0.0
-        return min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.7, 1.3)
-
     def landed(self, flight: Flight) -> None:
         """The flight is over, whether it brought all or not; readers that it leaves behind get a new one."""
-        backoff_s = self._backoff_s()
+        backoff_s = max(self._retry_at - time.monotonic(), 0.0) if flight.failed else 0.0
         with self.lock:
             for span in range(flight.first, flight.last):
                 if self._flights.get(span) is flight:

@@ -36,6 +36,7 @@ __all__ = ["FetchProcess", "main"]
 _log = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0
+_PATIENCE_S = 15.0
 
 
 class FetchProcess:
@@ -143,9 +144,9 @@ class FetchProcess:
         except BaseException:
             files.close()
             raise
-        return LayerFetch(
-            files, index, source, self._host(self._host_of(image)), self._config.fetch.span_growth_kib << 10
-        )
+        fetch, host = self._config.fetch, self._host(self._host_of(image))
+        patience_s = min(_PATIENCE_S, fetch.read_timeout_s / 4)
+        return LayerFetch(files, index, source, host, fetch.span_growth_kib << 10, patience_s)
 
     def _host(self, name: str) -> Host:
         host = self._hosts.get(name)

@@ -124,17 +124,19 @@ def test_readers_of_a_dead_layer_hold_up_nobody_else(tmp_path: Path, layer: Laye
             stdout=subprocess.DEVNULL,
         )
         try:
-            _until(lambda: _waiting(daemon, layer) >= 200)
+            _until(lambda: _waiting(daemon, layer) >= _LOOP_DEPTH)
             for _ in range(20):
                 drop_caches()
                 for name in small.contents:
                     assert (complete / name).read_bytes() == small.contents[name]
-            assert _waiting(daemon, layer) >= 200
+            assert _waiting(daemon, layer) >= _LOOP_DEPTH
         finally:
             stuck.kill()
+            gate.set()  # those beyond the loop's depth wait for a request of theirs and cannot be killed before
             stuck.wait(20)
-            gate.set()
 
+
+_LOOP_DEPTH = 120  # a loop device passes on at most 128 requests; the other readers wait in the block layer
 
 _MANY_READERS = """
 import os, sys, threading

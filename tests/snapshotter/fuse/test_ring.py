@@ -25,7 +25,7 @@ def ring(fd: int) -> Iterator[Ring]:
 
 def _put(ring: Ring, slot: int, unique: int) -> None:
     request = READ_REQUEST.pack(80, 15, unique, 7 << 8, 0, 0, 0, 0, 0, 0, 4096, 8192, 0, 0, 0, 0)
-    head, scratch = ring.buffers(slot)
+    head, _scratch = ring.buffers(slot)
     head[:] = request
     head.release()
 

@@ -16,6 +16,13 @@ CASES = {
         "import subprocess\n"
         "def test(): subprocess.run(['sh', '-c', 'setsid sleep 3 </dev/null >/dev/null 2>&1 &'], check=True)"
     ),
+    "loop device": (
+        "import subprocess, pytest\n"
+        "@pytest.mark.system\n"
+        "def test(tmp_path):\n"
+        "    (tmp_path / 'disk').write_bytes(bytes(1 << 16))\n"
+        "    subprocess.run(['losetup', '-f', tmp_path / 'disk'], check=True)"
+    ),
     "mount": (
         "import subprocess, pytest\n"
         "@pytest.mark.system\n"
@@ -31,10 +38,15 @@ def _pytest(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
     (directory / "pytest.ini").write_text("[pytest]\nmarkers = system\n")
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(directory / "tmp"), "."]
     alone = ["unshare", "--mount", "--propagation", "private"] if "system" in source else []
-    return subprocess.run([*alone, *argv], cwd=directory, capture_output=True, text=True)
+    done = subprocess.run([*alone, *argv], cwd=directory, capture_output=True, text=True)
+    for disk in directory.rglob("disk"):
+        subprocess.run(f"losetup -n -O NAME -j {disk} | xargs -r losetup -d", shell=True, check=True)
+    return done
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.system if k == "mount" else ()) for k in CASES])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.system if "system" in CASES[k] else ()) for k in CASES]
+)
 def test_a_leak_fails_the_test(kind: str, tmp_path: Path) -> None:
     done = _pytest(tmp_path, CASES[kind])
     assert done.returncode == 1, done.stdout

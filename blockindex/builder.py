@@ -237,6 +237,7 @@ class LayerBuilder:
             files=self._files,
             spans=SpanTable(self._spans.columns, self._files, self._tar_size, windows, sha256(windows).digest()),
             piece_digests=bytes(self._pieces.digests),
+            implied_dirs=tuple(sorted(tree.implied_dirs())),
         )
 
     def _run(self, chunk: bytes) -> Iterator[tuple[int, memoryview]]:

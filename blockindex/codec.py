@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from google.protobuf.message import DecodeError
 
 from blockindex.columns import MAX_ROWS, compress, decompress, pack, unpack
-from blockindex.erofs import validate_metadata
+from blockindex.erofs import validate_directories, validate_metadata
 from blockindex.errors import Corrupt, Unsupported
 from blockindex.filetable import FileTable
 from blockindex.layerindex import DIGEST_SIZE, LayerIndex
@@ -81,6 +81,7 @@ def encode_index(index: LayerIndex) -> bytes:
         piece_digests=index.piece_digests,
         windows_size=spans.windows_size,
         windows_digest=spans.windows_digest,
+        implied_dirs=index.implied_dirs,
     ).SerializeToString(deterministic=True)
     prologue = _PROLOGUE.pack(_MAGIC, FORMAT_VERSION, 0, len(head), sha256(head).digest())
     return b"".join((prologue, head, spans.windows))
@@ -176,8 +177,10 @@ def _from_message(head: pb.LayerIndexHead) -> LayerIndex:
         files=files,
         spans=spans,
         piece_digests=head.piece_digests,
+        implied_dirs=tuple(head.implied_dirs),
     )
     validate_metadata(metadata, head.data_size)
+    validate_directories(metadata, index.implied_dirs)
     return index
 
 

@@ -36,7 +36,9 @@ class PieceRange:
 @dataclass(frozen=True)
 class LayerIndex:
     """See the module. `blob_digest` and `diff_id` are `sha256:<hex>`; `metadata` is the EROFS image up to the data
-    region; `data_size` the data region's size, a multiple of BLOCK; `piece_digests` 32 bytes a piece, in block order.
+    region; `data_size` the data region's size, a multiple of BLOCK; `piece_digests` 32 bytes a piece, in block order;
+    `implied_dirs` the paths, ascending, of the directories that no tar entry describes: where a layer below has one,
+    its attributes count.
     """
 
     blob_digest: str
@@ -49,6 +51,7 @@ class LayerIndex:
     files: FileTable
     spans: SpanTable
     piece_digests: bytes = field(repr=False)
+    implied_dirs: tuple[bytes, ...]
     _holes: list[range] = field(init=False, repr=False, compare=False)
     _hole_starts: "array[int]" = field(init=False, repr=False, compare=False)
     _first_pieces: "array[int]" = field(init=False, repr=False, compare=False)

@@ -3,7 +3,8 @@
 Knows nothing of tar or EROFS. Rules, in the order of the archive:
 
 - A path is cleaned against the layer's root: `..` never leaves it. Symlinks among its *parents* are followed inside the
-  layer, the last component never is. Missing parents become directories 0755 root:root with mtime 0 ("implied").
+  layer, the last component never is. Missing parents become directories 0755 root:root with mtime 0 ("implied"), as
+  the root is without an entry.
 - The last entry of a path wins. A directory over a directory merges (children and older xattrs stay, attributes are
   replaced); everything else replaces what is there, with its subtree.
 - A hard link shares its target's inode and gives it its own header's attributes, as containerd does. One that comes
@@ -109,7 +110,7 @@ class Tree:
     """The tree of one layer; apply the entries in archive order, then call `finish` once."""
 
     def __init__(self) -> None:
-        self.root = _new_dir()
+        self.root = _new_dir(implied=True)
         self._forwards: list[tuple[Dir, bytes, _Forward]] = []
         # The parent of the last entry: archives list directories in runs. Void once a directory is replaced.
         self._last_parent: tuple[list[bytes], Dir] = ([], self.root)
@@ -175,6 +176,7 @@ class Tree:
         known = parent.children.get(name)
         if isinstance(known, Dir):
             _set_opaque(known)
+            known.implied = False  # a new directory that owes nothing to the one below
         elif known is None:
             node = Device(stat.S_IFCHR, 0, 0, 0, None, 0, 0)
             self._put(parent, [*parts[:-1], name], node)
@@ -200,8 +202,8 @@ class Tree:
         self._forwards.clear()
 
     def implied_dirs(self) -> Iterator[bytes]:
-        """Paths of the directories no entry described, parents first. Unpacking gives them the attributes they have
-        in the layers below, which one layer alone cannot know."""
+        """Paths of the directories no entry described, parents first, `/` for the root. Unpacking gives them the
+        attributes they have in the layers below, which one layer alone cannot know."""
         todo: list[tuple[bytes, Dir]] = [(b"", self.root)]
         while todo:
             path, node = todo.pop()
@@ -271,7 +273,7 @@ class Tree:
     def _imply(self, parent: Dir, name: bytes, known: Node | None, parts: list[bytes]) -> Dir:
         if known is not None and not (parent.whiteouts and name in parent.whiteouts and _is_whiteout(known)):
             raise Corrupt("path", f"{name!r} in {_show(parts)} is no directory")
-        made = _new_dir(implied=True)
+        made = _new_dir(implied=known is None)  # over a whiteout it is a new one
         self._put(parent, [*parts, name], made)
         return made
 

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16proto/layerindex.proto\x12\x11\x62ootseer.index.v1\"%\n\x07\x43olumns\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0c\n\x04zstd\x18\x02 \x01(\x0c\"\xec\x02\n\x0eLayerIndexHead\x12\x13\n\x0b\x62lob_digest\x18\x01 \x01(\x0c\x12\x11\n\tblob_size\x18\x02 \x01(\x04\x12\x0f\n\x07\x64iff_id\x18\x03 \x01(\x0c\x12\x10\n\x08tar_size\x18\x04 \x01(\x04\x12\x33\n\x0b\x63ompression\x18\x05 \x01(\x0e\x32\x1e.bootseer.index.v1.Compression\x12\x15\n\rmetadata_size\x18\x06 \x01(\x04\x12\x15\n\rmetadata_zstd\x18\x07 \x01(\x0c\x12\x11\n\tdata_size\x18\x08 \x01(\x04\x12)\n\x05\x66iles\x18\t \x01(\x0b\x32\x1a.bootseer.index.v1.Columns\x12)\n\x05spans\x18\n \x01(\x0b\x32\x1a.bootseer.index.v1.Columns\x12\x15\n\rpiece_digests\x18\x0b \x01(\x0c\x12\x14\n\x0cwindows_size\x18\x0c \x01(\x04\x12\x16\n\x0ewindows_digest\x18\r \x01(\x0c*k\n\x0b\x43ompression\x12\x1b\n\x17\x43OMPRESSION_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43OMPRESSION_TAR\x10\x01\x12\x14\n\x10\x43OMPRESSION_GZIP\x10\x02\x12\x14\n\x10\x43OMPRESSION_ZSTD\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16proto/layerindex.proto\x12\x11\x62ootseer.index.v1\"%\n\x07\x43olumns\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0c\n\x04zstd\x18\x02 \x01(\x0c\"\x82\x03\n\x0eLayerIndexHead\x12\x13\n\x0b\x62lob_digest\x18\x01 \x01(\x0c\x12\x11\n\tblob_size\x18\x02 \x01(\x04\x12\x0f\n\x07\x64iff_id\x18\x03 \x01(\x0c\x12\x10\n\x08tar_size\x18\x04 \x01(\x04\x12\x33\n\x0b\x63ompression\x18\x05 \x01(\x0e\x32\x1e.bootseer.index.v1.Compression\x12\x15\n\rmetadata_size\x18\x06 \x01(\x04\x12\x15\n\rmetadata_zstd\x18\x07 \x01(\x0c\x12\x11\n\tdata_size\x18\x08 \x01(\x04\x12)\n\x05\x66iles\x18\t \x01(\x0b\x32\x1a.bootseer.index.v1.Columns\x12)\n\x05spans\x18\n \x01(\x0b\x32\x1a.bootseer.index.v1.Columns\x12\x15\n\rpiece_digests\x18\x0b \x01(\x0c\x12\x14\n\x0cwindows_size\x18\x0c \x01(\x04\x12\x16\n\x0ewindows_digest\x18\r \x01(\x0c\x12\x14\n\x0cimplied_dirs\x18\x0e \x03(\x0c*k\n\x0b\x43ompression\x12\x1b\n\x17\x43OMPRESSION_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43OMPRESSION_TAR\x10\x01\x12\x14\n\x10\x43OMPRESSION_GZIP\x10\x02\x12\x14\n\x10\x43OMPRESSION_ZSTD\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.layerindex_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COMPRESSION']._serialized_start=451
-  _globals['_COMPRESSION']._serialized_end=558
+  _globals['_COMPRESSION']._serialized_start=473
+  _globals['_COMPRESSION']._serialized_end=580
   _globals['_COLUMNS']._serialized_start=45
   _globals['_COLUMNS']._serialized_end=82
   _globals['_LAYERINDEXHEAD']._serialized_start=85
-  _globals['_LAYERINDEXHEAD']._serialized_end=449
+  _globals['_LAYERINDEXHEAD']._serialized_end=471
 # @@protoc_insertion_point(module_scope)

@@ -45,7 +45,7 @@ __all__ = [
 
 ABSENT, PRESENT, UNVERIFIED = 0, 1, 2
 _DISTRUST = bytes([ABSENT, UNVERIFIED]) + bytes(range(2, 256))
-_VERSION = 1
+_VERSION = 2
 _NAME_DIGITS = 14
 _ALL_PRESENT = bytes([PRESENT]) * 4096
 
@@ -70,13 +70,15 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> Non
 
 @dataclass(frozen=True, slots=True)
 class LayerRecord:
-    """layer.json: sizes in bytes; `images` are the references it was pulled through, the newest last."""
+    """layer.json: sizes in bytes; `images` are the references it was pulled through, the newest last; `implied_dirs`
+    those of the layer index, in layer.json as text with undecodable bytes as surrogates."""
 
     digest: Digest
     blob_size: int
     meta_size: int
     data_size: int
     images: tuple[str, ...]
+    implied_dirs: tuple[bytes, ...]
 
     @property
     def image_size(self) -> int:
@@ -96,16 +98,18 @@ class LayerRecord:
             if fields.pop("version") != _VERSION:
                 raise ValueError("another version's record")
             fields["images"] = tuple(fields["images"])
+            fields["implied_dirs"] = tuple(path.encode("utf-8", "surrogateescape") for path in fields["implied_dirs"])
             return LayerRecord(**fields)
         except FileNotFoundError:
             raise NotFound(f"no layer in {directory}") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SnapshotterError(f"{directory}/layer.json: {error}; remove the directory to refetch") from error
 
     def save(self, directory: Path) -> None:
         """Write layer.json, whole or not at all."""
         temporary = directory / f"layer.json.{os.getpid()}"
-        temporary.write_text(json.dumps({"version": _VERSION, **asdict(self)}))
+        implied_dirs = [path.decode("utf-8", "surrogateescape") for path in self.implied_dirs]
+        temporary.write_text(json.dumps({"version": _VERSION, **asdict(self), "implied_dirs": implied_dirs}))
         temporary.rename(directory / "layer.json")
 
 

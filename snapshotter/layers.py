@@ -14,7 +14,7 @@ from typing import Any
 from .attach import Attacher
 from .blockstore import BlockStore, LayerRecord, node_name
 from .errors import SnapshotterError
-from .model import Digest, LayerRef
+from .model import Digest, LayerRef, MountedLayer
 from .rpc import Unanswered, call
 
 __all__ = ["Layers"]
@@ -38,7 +38,7 @@ class Layers:
     def __repr__(self) -> str:
         return f"<Layers {len(self._watched)} still incomplete>"
 
-    def ensure(self, ref: LayerRef) -> Path:
+    def ensure(self, ref: LayerRef) -> MountedLayer:
         """See `LayerProvider.ensure`. A layer that is in the store is mounted without asking anyone."""
         started = time.monotonic()
         directory = self._store.find(ref.digest)
@@ -47,13 +47,14 @@ class Layers:
             directory = self._store.layers / self._ask("ensure", None, **request)["name"]
         ready = time.monotonic()
         try:
-            target = self._attacher.attach(LayerRecord.load(directory))
+            record = LayerRecord.load(directory)
+            target = self._attacher.attach(record)
         except OSError as error:
             raise SnapshotterError(f"{ref.digest}: cannot be mounted: {error}") from error
         self._watch(ref)
         mounted = time.monotonic()
         _log.info("layer.mounted layer=%s ready_s=%.3f mount_s=%.3f", ref.digest, ready - started, mounted - ready)
-        return target
+        return MountedLayer(target, record.implied_dirs)
 
     def release(self, digest: Digest) -> None:
         """See `LayerProvider.release`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType, Protocol
 
-__all__ = ["BlobSource", "ByteStream", "Digest", "LayerProvider", "LayerRef"]
+__all__ = ["BlobSource", "ByteStream", "Digest", "LayerProvider", "LayerRef", "MountedLayer"]
 
 Digest = NewType("Digest", str)
 """`sha256:<64 hex>`; checked where it enters."""
@@ -29,12 +29,23 @@ class LayerRef:
     siblings: tuple[Digest, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MountedLayer:
+    """A layer at its mount point `path`, a read-only directory with the layer's files (whiteouts in overlayfs form).
+
+    `implied_dirs` are absolute paths, ascending, of directories in it that no entry of the layer describes: their
+    attributes are to be taken from the layers below, where these have such a directory.
+    """
+
+    path: Path
+    implied_dirs: tuple[bytes, ...] = ()
+
+
 class LayerProvider(Protocol):
     """Where the containerd service gets its lazy layers from."""
 
-    def ensure(self, ref: LayerRef) -> Path:
-        """Make the layer mounted on this node and return its mount point, a read-only directory with the layer's
-        files (whiteouts in overlayfs form). Blocks until then; safe to call at once from many threads for one layer.
+    def ensure(self, ref: LayerRef) -> MountedLayer:
+        """Make the layer mounted on this node. Blocks until then; safe to call at once from many threads for one layer.
         Raises SnapshotterError when the layer cannot be served lazily; nothing is left behind then."""
 
     def release(self, digest: Digest) -> None:

@@ -4,8 +4,8 @@ The byte layout is described in `docs/format-erofs.md`, its structs are in `ondi
 know only that module. What the writer makes, the validator accepts; what the validator accepts, the reader reads.
 """
 
-from blockindex.erofs.reader import Entry, walk
+from blockindex.erofs.reader import Entry, validate_directories, walk
 from blockindex.erofs.validator import validate_metadata
 from blockindex.erofs.writer import build_metadata
 
-__all__ = ["Entry", "build_metadata", "validate_metadata", "walk"]
+__all__ = ["Entry", "build_metadata", "validate_directories", "validate_metadata", "walk"]

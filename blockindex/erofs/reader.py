@@ -5,8 +5,9 @@ read beyond the metadata. It checks what it needs for that; only the validator c
 """
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from blockindex.erofs.ondisk import (
     DIRENT,
@@ -25,7 +26,7 @@ from blockindex.erofs.ondisk import (
 from blockindex.errors import Corrupt
 from blockindex.model import BLOCK
 
-__all__ = ["Entry", "walk"]
+__all__ = ["Entry", "validate_directories", "walk"]
 
 _MAX_PATH = 8192
 """Beyond what the writer makes. Longer ones could only be a trap: listing nested directories takes quadratic time."""
@@ -74,6 +75,33 @@ def walk(metadata: bytes) -> Iterator[Entry]:
             seen.add(nid)
             names = [item for item in inode.names() if item[0] not in (b".", b"..")]
             todo += [(path + b"/" + name, child) for name, child in reversed(names)]
+
+
+def validate_directories(metadata: bytes, paths: Sequence[bytes]) -> None:
+    """Corrupt unless `paths` are directories of the layer, in ascending order, each once. `metadata` must be valid;
+    each directory on the way is read once."""
+    for above, path in pairwise(paths):
+        if above >= path:
+            raise Corrupt("implied_dirs", f"{path[:200]!r} comes after {above[:200]!r}")
+    tables: dict[int, dict[bytes, int]] = {}
+    root = SUPERBLOCK.unpack_from(metadata, SUPERBLOCK_OFFSET)[5]
+    for path in paths:
+        nid: int | None = root if path.startswith(b"/") else None
+        for name in path[1:].split(b"/") if path != b"/" else ():
+            if nid is not None:
+                nid = _subdirectories(metadata, nid, tables).get(name)
+        if nid is None:
+            raise Corrupt("implied_dirs", f"{path[:200]!r} is no directory of the layer")
+
+
+def _subdirectories(metadata: bytes, nid: int, tables: dict[int, dict[bytes, int]]) -> dict[bytes, int]:
+    """The nids of what a directory holds, by name, if they are directories; kept in `tables`."""
+    table = tables.get(nid)
+    if table is None:
+        found = ((name, child) for name, child in _Inode(metadata, nid).names() if name not in (b".", b".."))
+        table = {name: child for name, child in found if stat.S_ISDIR(_Inode(metadata, child).mode)}
+        tables[nid] = table
+    return table
 
 
 class _Inode:

@@ -1,6 +1,7 @@
 """The directories of ordinary snapshots and views, and what they take on disk.
 
     <root>/s/<id>/fs, <root>/s/<id>/work     a snapshot's own files and overlayfs' scratch space
+    <root>/s/<id>/fs                         the skeleton of a lazy snapshot, where it has one
     <root>/s/new-<random>                    being made; left over only when the process died meanwhile
     <root>/s/rm-<random>                     removed, waiting to be deleted
 
@@ -45,15 +46,17 @@ class SnapshotDirs:
         """overlayfs' work directory beside them."""
         return self._base / str(snapshot_id) / "work"
 
-    def make(self, like: os.stat_result | None) -> Path:
-        """A new pair of directories with no id yet; the upper one gets the owner and mode of its parent's root.
+    def make(self, like: os.stat_result | None, work: bool = True) -> Path:
+        """A new pair of directories with no id yet (without `work` the upper one only); the upper one gets the owner
+        and mode of its parent's root.
 
         The caller owns the result until `adopt` or `drop`.
         """
         new = self._base / f"{_NEW}{secrets.token_hex(8)}"
         new.mkdir(mode=0o700)
         try:
-            (new / "work").mkdir(mode=0o711)
+            if work:
+                (new / "work").mkdir(mode=0o711)
             upper = new / "fs"
             upper.mkdir()
             if like is not None:
@@ -74,8 +77,9 @@ class SnapshotDirs:
         new.rename(final)
 
     def drop(self, new: Path) -> None:
-        """Delete a result of `make` that was not adopted."""
-        _delete(new)
+        """Delete a result of `make`, unless it was adopted."""
+        if new.exists():
+            _delete(new)
 
     def discard(self, snapshot_id: int) -> None:
         """Take the directories of a removed snapshot out of the way; `delete_discarded` deletes them."""
@@ -98,7 +102,7 @@ class SnapshotDirs:
         try:
             directory.rename(self._base / f"{_TRASH}{secrets.token_hex(8)}")
         except FileNotFoundError:
-            pass  # a lazy snapshot has none
+            pass  # most lazy snapshots have none
         except OSError as error:
             _log.warning("snapshot.discard.failed directory=%s reason=%s", directory, error)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from snapshotter.containerd.overlay import check_path
 from snapshotter.errors import SnapshotterError
-from snapshotter.model import Digest, LayerProvider, LayerRef
+from snapshotter.model import Digest, LayerProvider, LayerRef, MountedLayer
 
 __all__ = ["LazyLayers"]
 
@@ -37,11 +37,11 @@ class LazyLayers:
         self._releasing: set[Digest] = set()
         # What the provider answered and was not told to release since, with device and inode of the mounted root, to
         # notice when somebody has unmounted it. Guarded by `_changed`.
-        self._mounted: dict[Digest, tuple[Path, tuple[int, int] | None]] = {}
+        self._mounted: dict[Digest, tuple[MountedLayer, tuple[int, int] | None]] = {}
 
     @contextmanager
-    def mounted(self, ref: LayerRef) -> Iterator[Path]:
-        """The layer's mount point, kept for at least the length of the block. Blocks as long as the provider does.
+    def mounted(self, ref: LayerRef) -> Iterator[MountedLayer]:
+        """The layer, its mount point kept for at least the length of the block. Blocks as long as the provider does.
 
         Raises what the provider raises. A layer that no row uses at the end of the block is released.
         """
@@ -49,7 +49,7 @@ class LazyLayers:
             self._changed.wait_for(lambda: ref.digest not in self._releasing)
             self._pins[ref.digest] += 1
         try:
-            yield self._path(ref)
+            yield self._layer(ref)
         finally:
             with self._changed:
                 self._pins[ref.digest] -= 1
@@ -79,15 +79,16 @@ class LazyLayers:
                 self._releasing.discard(digest)
                 self._changed.notify_all()
 
-    def _path(self, ref: LayerRef) -> Path:
+    def _layer(self, ref: LayerRef) -> MountedLayer:
         with self._changed:
             known = self._mounted.get(ref.digest)
-        if known is not None and known[1] is not None and _identity(known[0]) == known[1]:
+        if known is not None and known[1] is not None and _identity(known[0].path) == known[1]:
             return known[0]
-        path = self._provider.ensure(ref)
+        layer = self._provider.ensure(ref)
         with self._changed:
-            self._mounted[ref.digest] = (path, _identity(path))
-        return check_path(path)
+            self._mounted[ref.digest] = (layer, _identity(layer.path))
+        check_path(layer.path)
+        return layer
 
     def __repr__(self) -> str:
         with self._changed:

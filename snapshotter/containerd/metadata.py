@@ -23,7 +23,7 @@ from snapshotter.model import Digest, LayerRef
 
 __all__ = ["Change", "Metadata", "View"]
 
-_VERSION = 1
+_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE snapshots (
@@ -39,7 +39,8 @@ CREATE TABLE snapshots (
     layer       TEXT,                               -- digest of the layer behind a lazy snapshot; NULL: ordinary
     image       TEXT,                               -- reference the layer was asked for under; NULL with layer
     siblings    TEXT,                               -- digests, comma separated, this layer first; NULL with layer
-    mounted_at  TEXT                                -- where the provider had it mounted then; NULL with layer
+    mounted_at  TEXT,                               -- where the provider had it mounted then; NULL with layer
+    skeleton    INTEGER                             -- 1: own directories lie over the layer, else 0; NULL with layer
 );
 CREATE INDEX snapshots_parent ON snapshots (parent_id);
 CREATE INDEX snapshots_layer ON snapshots (layer);
@@ -47,7 +48,7 @@ CREATE INDEX snapshots_layer ON snapshots (layer);
 
 _SELECT = """
 SELECT s.id, s.key, coalesce(p.key, ''), s.kind, s.created_ns, s.updated_ns, s.labels, s.size, s.inodes,
-       s.layer, s.image, s.siblings, s.mounted_at
+       s.layer, s.image, s.siblings, s.mounted_at, s.skeleton
 FROM snapshots s LEFT JOIN snapshots p ON p.id = s.parent_id
 """
 
@@ -127,12 +128,12 @@ class Change(View):
     ) -> Snapshot:
         """A new snapshot, created now; raises AlreadyExists when the key or name is taken."""
         now = time.time_ns()
-        layer = (None,) * 4 if lazy is None else _layer_columns(lazy)
+        layer = (None,) * 5 if lazy is None else _layer_columns(lazy)
         columns = (key, None if parent is None else parent.id, kind, now, now, _json(labels), *layer)
         query = """
             INSERT INTO snapshots
-                (key, parent_id, kind, created_ns, updated_ns, labels, layer, image, siblings, mounted_at)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+                (key, parent_id, kind, created_ns, updated_ns, labels, layer, image, siblings, mounted_at, skeleton)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
         self._require_free(key)
         self._connection.execute(query, columns)
         return self.get(key)
@@ -250,7 +251,7 @@ def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
         return
     if version != 0:
         raise UserError(
-            f"{path}: snapshot store of version {version}, this bootseer reads {_VERSION}: use the newer bootseer"
+            f"{path}: snapshot store of version {version}, this bootseer reads {_VERSION}: use the one that made it"
         )
     for statement in _SCHEMA.split(";\n"):
         connection.execute(statement)
@@ -261,18 +262,18 @@ def _json(labels: Mapping[str, str]) -> str:
     return json.dumps(dict(labels), sort_keys=True)
 
 
-def _layer_columns(lazy: LazyLayer) -> tuple[str, str, str, str]:
-    return lazy.ref.digest, lazy.ref.image, ",".join(lazy.ref.siblings), str(lazy.path)
+def _layer_columns(lazy: LazyLayer) -> tuple[str, str, str, str, int]:
+    return lazy.ref.digest, lazy.ref.image, ",".join(lazy.ref.siblings), str(lazy.path), int(lazy.skeleton)
 
 
 def _snapshot(
-    row: tuple[int, str, str, int, int, int, str, int, int, str | None, str | None, str | None, str | None],
+    row: tuple[int, str, str, int, int, int, str, int, int, str | None, str | None, str | None, str | None, int | None],
 ) -> Snapshot:
     lazy = None
-    layer, image, siblings, mounted_at = row[9:]
+    layer, image, siblings, mounted_at, skeleton = row[9:]
     if layer is not None:
         assert image is not None and siblings is not None and mounted_at is not None
         ref = LayerRef(image, Digest(layer), tuple(Digest(text) for text in siblings.split(",")))
-        lazy = LazyLayer(ref, Path(mounted_at))
+        lazy = LazyLayer(ref, Path(mounted_at), bool(skeleton))
     labels: dict[str, str] = json.loads(row[6])
     return Snapshot(row[0], row[1], row[2], Kind(row[3]), row[4], row[5], labels, Usage(row[7], row[8]), lazy)

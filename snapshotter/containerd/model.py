@@ -27,11 +27,13 @@ class Kind(IntEnum):
 class LazyLayer:
     """The layer behind a lazy snapshot: what to ask the provider for, and where it was mounted when last asked.
 
-    `path` is the last answer, not the truth: after a restart only a new answer of the provider is.
+    `path` is the last answer, not the truth: after a restart only a new answer of the provider is. `skeleton`: whether
+    the snapshot's own directory lies over the layer, see `skeleton.py`.
     """
 
     ref: LayerRef
     path: Path
+    skeleton: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,9 @@ from snapshotter.containerd.lazy import LazyLayers
 from snapshotter.containerd.metadata import Metadata, View
 from snapshotter.containerd.model import Counters, Kind, LazyLayer, Mount, Snapshot, Usage
 from snapshotter.containerd.overlay import check_path, mounts
+from snapshotter.containerd.skeleton import build_skeleton
 from snapshotter.errors import AlreadyExists, InvalidArgument, NotFound, Precondition, SnapshotterError
-from snapshotter.model import Digest, LayerProvider, LayerRef
+from snapshotter.model import Digest, LayerProvider, LayerRef, MountedLayer
 
 __all__ = ["Snapshots"]
 
@@ -194,18 +195,46 @@ class Snapshots:
                 raise AlreadyExists(f'snapshot "{key}" already exists')
             if view.committed_as(labelling.TARGET_LABEL, target, below) is not None:
                 return "reused"
+            chain = [] if below is None else [below, *view.parents(below)]
         with ExitStack() as pins:
             try:
-                path = pins.enter_context(self._layers.mounted(ref))
+                layer = pins.enter_context(self._layers.mounted(ref))
+                skeleton = self._skeleton(layer, chain, pins)
             except SnapshotterError as error:
                 _log.warning("layer.fallback layer=%s image=%s reason=%s", ref.digest, ref.image, error)
                 return "fallback"
             except Exception:  # border to the provider: the image can still be unpacked by containerd
                 _log.exception("layer.fallback layer=%s image=%s reason=unexpected error", ref.digest, ref.image)
                 return "fallback"
-            return self._commit_layer(target, parent, labels, LazyLayer(ref, path))
+            lazy = LazyLayer(ref, layer.path, skeleton is not None)
+            try:
+                return self._commit_layer(target, parent, labels, lazy, skeleton)
+            finally:
+                if skeleton is not None:
+                    self._dirs.drop(skeleton)
 
-    def _commit_layer(self, target: str, parent: str, labels: Mapping[str, str], lazy: LazyLayer) -> _Outcome:
+    def _skeleton(self, layer: MountedLayer, chain: Sequence[Snapshot], pins: ExitStack) -> Path | None:
+        """The directories, not adopted yet, that have to lie over the layer on these parents; None where none have."""
+        if not chain or not layer.implied_dirs:
+            return None
+        lowers = self._lowers(chain, pins)
+        try:
+            new = self._dirs.make(os.stat(layer.path), work=False)
+            try:
+                needed = build_skeleton(new / "fs", layer.path, layer.implied_dirs, lowers)
+            except BaseException:
+                self._dirs.drop(new)
+                raise
+        except OSError as error:
+            raise SnapshotterError(f"{layer.path}: its directories cannot be copied: {error}") from error
+        if not needed:
+            self._dirs.drop(new)
+            return None
+        return new
+
+    def _commit_layer(
+        self, target: str, parent: str, labels: Mapping[str, str], lazy: LazyLayer, skeleton: Path | None
+    ) -> _Outcome:
         """Insert the committed snapshot of a layer that is mounted and pinned."""
         with self._metadata.write() as change:
             below = _parent(change, parent, InvalidArgument)
@@ -213,7 +242,9 @@ class Snapshots:
                 return "reused"  # another Prepare was faster
             # One chain can stand on different parents: another namespace unpacked the lower layers under its own names.
             name = target if change.find(target) is None else f"{target}@{parent}"
-            change.insert(name, below, Kind.COMMITTED, labels, lazy)
+            snapshot = change.insert(name, below, Kind.COMMITTED, labels, lazy)
+            if skeleton is not None:
+                self._dirs.adopt(skeleton, snapshot.id)
         _log.info("layer.lazy name=%s layer=%s image=%s", name, lazy.ref.digest, lazy.ref.image)
         return "lazy"
 
@@ -243,12 +274,13 @@ class Snapshots:
 
     def _lowers(self, chain: Iterable[Snapshot], pins: ExitStack) -> list[Path]:
         """The directories of committed snapshots; lazy ones are mounted again if need be, and pinned by `pins`."""
-        return [
-            self._dirs.upper(snapshot.id)
-            if snapshot.lazy is None
-            else pins.enter_context(self._layers.mounted(snapshot.lazy.ref))
-            for snapshot in chain
-        ]
+        lowers: list[Path] = []
+        for snapshot in chain:
+            if snapshot.lazy is None or snapshot.lazy.skeleton:
+                lowers.append(self._dirs.upper(snapshot.id))
+            if snapshot.lazy is not None:
+                lowers.append(pins.enter_context(self._layers.mounted(snapshot.lazy.ref)).path)
+        return lowers
 
     def _restore(self, ref: LayerRef) -> bool:
         try:

@@ -159,6 +159,7 @@ def _publish(staging: Staging, index: LayerIndex, encoded: bytes, image: str, ab
         meta_size=len(index.metadata),
         data_size=index.data_size,
         images=(image,),
+        implied_dirs=index.implied_dirs,
     )
     try:
         return staging.publish(record, index.metadata, encoded, absent)

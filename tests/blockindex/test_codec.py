@@ -257,6 +257,12 @@ def test_a_span_table_that_lies(small: bytes, field: str, change: Callable[[list
         ("files", lambda head: setattr(head.files, "rows", head.files.rows + 1)),
         ("spans", lambda head: setattr(head.spans, "rows", 0)),
         ("windows_size", lambda head: setattr(head, "windows_size", 1)),
+        ("implied_dirs", lambda head: head.implied_dirs.append(b"/")),
+        ("implied_dirs", lambda head: head.implied_dirs.append(b"/a")),
+        ("implied_dirs", lambda head: head.implied_dirs.append(b"/no/such")),
+        ("implied_dirs", lambda head: head.implied_dirs.append(b"//")),
+        ("implied_dirs", lambda head: head.implied_dirs.append(b"/.")),
+        ("implied_dirs", lambda head: head.implied_dirs.insert(0, b"")),
     ],
 )
 def test_a_head_that_lies(small: bytes, field: str, change: Callable[[pb.LayerIndexHead], None]) -> None:

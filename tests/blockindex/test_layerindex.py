@@ -31,6 +31,7 @@ def index_of(extents: list[Extent], tar_starts: list[int], tar_size: int, data_s
         files=files,
         spans=SpanTable(columns, files, tar_size, b"", sha256(b"").digest()),
         piece_digests=b"".join(bytes((number,)) * 32 for number in range(pieces)),
+        implied_dirs=(),
     )
 
 

@@ -169,11 +169,25 @@ def test_implied_directories() -> None:
     attributes = Attributes(0o700, 5, 5, 5)
     tree.add_file([b"a", b"b", b"c"], attributes, 0, 0)
     tree.add_dir([b"a"], attributes)
-    assert list(tree.implied_dirs()) == [b"/a/b"]
+    assert list(tree.implied_dirs()) == [b"/", b"/a/b"]
     a = tree.root.children[b"a"]
     assert isinstance(a, Dir)
     b = a.children[b"b"]
     assert (a.mode, a.uid, b.mode, b.uid, b.mtime_ns) == (0o40700, 5, 0o40755, 0, 0)
+
+
+def test_a_directory_that_replaces_one_below_is_not_implied() -> None:
+    """Its whiteout, before or after it, says that it owes nothing to the directory below."""
+    tree = Tree()
+    attributes = Attributes(0o644, 0, 0, 0)
+    tree.add_dir([], attributes)
+    tree.add_whiteout([b".wh.a"], attributes)
+    tree.add_file([b"a", b"f"], attributes, 0, 0)
+    tree.add_file([b"b", b"f"], attributes, 0, 0)
+    tree.add_whiteout([b".wh.b"], attributes)
+    tree.add_file([b"c", b"f"], attributes, 0, 0)
+    tree.add_opaque([b"c", b".wh..wh..opq"])
+    assert list(tree.implied_dirs()) == [b"/c"]
 
 
 def test_merged_directory_keeps_older_xattrs() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from snapshotter.containerd import Snapshots, serve
 from snapshotter.errors import NotFound
-from snapshotter.model import Digest, LayerRef
+from snapshotter.model import Digest, LayerRef, MountedLayer
 
 
 class NoLayers:
     """A LayerProvider that has nothing."""
 
-    def ensure(self, ref: LayerRef) -> Path:
+    def ensure(self, ref: LayerRef) -> MountedLayer:
         """Raises NotFound."""
         raise NotFound(f"layer {ref.digest}: there are no layers here")
 

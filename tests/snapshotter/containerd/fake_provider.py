@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from snapshotter.errors import NotFound
-from snapshotter.model import Digest, LayerRef
+from snapshotter.model import Digest, LayerRef, MountedLayer
 
 STARGZ = "containerd.io/snapshot/remote/stargz."
 CRI = "containerd.io/snapshot/cri."
@@ -38,6 +38,7 @@ class FakeProvider:
         self._root = root
         self._lock = threading.Lock()
         self.sources: dict[Digest, Path] = {}
+        self.implied: dict[Digest, tuple[bytes, ...]] = {}
         self.failure: Exception | None = None
         self.holding = threading.Event()
         self.holding.set()
@@ -63,7 +64,7 @@ class FakeProvider:
         """Unmount it behind everybody's back."""
         shutil.rmtree(self.mount_point(layer))
 
-    def ensure(self, ref: LayerRef) -> Path:
+    def ensure(self, ref: LayerRef) -> MountedLayer:
         """See LayerProvider."""
         self.entered.release()
         assert self.holding.wait(10)
@@ -77,7 +78,7 @@ class FakeProvider:
             path = self.mount_point(ref.digest)
             if not path.exists():
                 shutil.copytree(self.sources[ref.digest], path)
-            return path
+            return MountedLayer(path, self.implied.get(ref.digest, ()))
 
     def release(self, layer: Digest) -> None:
         """See LayerProvider."""

@@ -10,7 +10,7 @@ from fake_provider import FakeProvider, digest
 
 from snapshotter.containerd.lazy import LazyLayers
 from snapshotter.errors import InvalidArgument, Transient
-from snapshotter.model import Digest, LayerRef
+from snapshotter.model import Digest, LayerRef, MountedLayer
 
 A = digest("a")
 REF = LayerRef("h/a:1", A, (A,))
@@ -26,8 +26,8 @@ def test_kept_while_a_row_uses_it_and_asked_for_once(provider: FakeProvider) -> 
     provider.add(A, {"f": b"1"})
     layers = LazyLayers(provider, lambda layer: True)
     for _ in range(3):
-        with layers.mounted(REF) as path:
-            assert (path / "f").read_bytes() == b"1"
+        with layers.mounted(REF) as layer:
+            assert (layer.path / "f").read_bytes() == b"1"
     layers.release_if_unused(A)
     assert (provider.ensured[A], provider.released) == (1, [])
 
@@ -46,8 +46,8 @@ def test_a_lost_mount_is_noticed(provider: FakeProvider) -> None:
     with layers.mounted(REF):
         pass
     provider.lose(A)
-    with layers.mounted(REF) as path:
-        assert (path / "f").exists()
+    with layers.mounted(REF) as layer:
+        assert (layer.path / "f").exists()
     assert provider.ensured[A] == 2
 
 
@@ -61,8 +61,8 @@ def test_a_failure_leaves_nothing_to_release(provider: FakeProvider) -> None:
 
 def test_an_unusable_path_is_given_back(provider: FakeProvider, tmp_path: Path) -> None:
     class Odd(FakeProvider):
-        def ensure(self, ref: LayerRef) -> Path:
-            return Path("/a:b")
+        def ensure(self, ref: LayerRef) -> MountedLayer:
+            return MountedLayer(Path("/a:b"))
 
     odd = Odd(tmp_path)
     with pytest.raises(InvalidArgument), LazyLayers(odd, lambda layer: False).mounted(REF):
@@ -98,7 +98,7 @@ def test_a_pin_waits_until_a_release_is_over(provider: FakeProvider) -> None:
 
     def pin() -> None:
         with ExitStack() as stack:
-            got.append(stack.enter_context(layers.mounted(REF)))
+            got.append(stack.enter_context(layers.mounted(REF)).path)
             used[0] = True
 
     pinning = _start(pin)

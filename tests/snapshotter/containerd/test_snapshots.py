@@ -42,6 +42,69 @@ def _lowers(snapshots: Snapshots, key: str) -> list[Path]:
     return [Path(text) for text in mount.options[-1].removeprefix("lowerdir=").split(":")]
 
 
+# --- implied directories
+
+
+def _chmod(provider: FakeProvider, layer: str, name: str, mode: int) -> None:
+    (provider.sources[digest(layer)] / name).chmod(mode)
+
+
+def test_an_implied_directory_gets_its_attributes_from_below(snapshots: Snapshots, provider: FakeProvider) -> None:
+    provider.add(A, {"tmp/a": b"1", "opt/a": b"1"})
+    _chmod(provider, "a", "tmp", 0o1777)
+    provider.add(B, {"tmp/b": b"2", "opt/b": b"2"})
+    provider.implied[B] = (b"/", b"/opt", b"/tmp")
+    _lazy(snapshots, "one", "a")
+    _lazy(snapshots, "two", "b", "one")
+    snapshots.prepare("key", "two", {})
+    skeleton, *layers = _lowers(snapshots, "key")
+    assert layers == [provider.mount_point(B), provider.mount_point(A)]
+    assert {path.name: path.stat().st_mode & 0o7777 for path in skeleton.iterdir()} == {"tmp": 0o1777}
+    lazy = snapshots.stat("two").lazy
+    assert lazy is not None and lazy.skeleton
+
+
+def test_a_skeleton_lives_as_long_as_its_snapshot(snapshots: Snapshots, provider: FakeProvider, tmp_path: Path) -> None:
+    provider.add(A, {"tmp/a": b"1"})
+    _chmod(provider, "a", "tmp", 0o1777)
+    provider.add(B, {"tmp/b": b"2"})
+    provider.implied[B] = (b"/tmp",)
+    _lazy(snapshots, "one", "a")
+    _lazy(snapshots, "two", "b", "one")
+    snapshots.close()
+    again = Snapshots(tmp_path / "root", provider)
+    again.cleanup()
+    again.view("view", "two", {})
+    assert len(_lowers(again, "view")) == 3
+    again.remove("view")
+    again.remove("two")
+    again.cleanup()
+    assert list((tmp_path / "root" / "s").iterdir()) == []
+    again.close()
+
+
+def test_no_skeleton_without_need(snapshots: Snapshots, provider: FakeProvider, tmp_path: Path) -> None:
+    provider.add(A, {"opt/a": b"1"})
+    provider.add(B, {"opt/b": b"2", "new/b": b"2"})
+    provider.implied = {A: (b"/", b"/opt"), B: (b"/new", b"/opt")}
+    _lazy(snapshots, "one", "a")
+    _lazy(snapshots, "two", "b", "one")
+    assert list((tmp_path / "root" / "s").iterdir()) == []
+
+
+def test_a_layer_whose_skeleton_cannot_be_made_is_unpacked(snapshots: Snapshots, provider: FakeProvider) -> None:
+    provider.add(A, {"tmp/a": b"1"})
+    _chmod(provider, "a", "tmp", 0o1777)
+    provider.add(B, {})
+    provider.implied[B] = (b"/tmp",)
+    _lazy(snapshots, "one", "a")
+    provider.sources[A].joinpath("tmp/b").mkdir()
+    provider.implied[B] = (b"/" + b"x" * 300,)
+    assert snapshots.prepare("key", "one", layer_labels("two", B))
+    assert snapshots.counters() == Counters(lazy=1, fallback=1)
+    assert provider.released == [B]
+
+
 # --- rules
 
 

@@ -1,0 +1,211 @@
+"""Threads and traffic of registry hosts."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from snapshotter.fetch import host as host_module
+from snapshotter.fetch.host import Host, Lane
+from tests.snapshotter.fetch.blobs import PATIENCE_S
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host("registry.test", demand_threads=1, background_threads=1)
+    yield host
+    host.close()
+
+
+class Job:
+    """A job that says when it runs and goes on when it may."""
+
+    def __init__(self, host: Host, lane: Lane = Lane.DEMAND, delay_s: float = 0.0, free: bool = True) -> None:
+        self.began, self.go, self.ended = threading.Event(), threading.Event(), threading.Event()
+        if free:
+            self.go.set()
+        host.submit(lane, self._run, delay_s)
+
+    def _run(self) -> None:
+        self.began.set()
+        assert self.go.wait(PATIENCE_S)
+        self.ended.set()
+
+    def await_begin(self) -> None:
+        assert self.began.wait(PATIENCE_S)
+
+    def await_end(self) -> None:
+        assert self.ended.wait(PATIENCE_S)
+
+
+def test_a_lane_has_as_many_threads_as_it_may_and_queues_the_rest() -> None:
+    host = Host("registry.test", demand_threads=2, background_threads=1)
+    first, second, third = (Job(host, free=False) for _ in range(3))
+    first.await_begin()
+    second.await_begin()
+    assert "2 running, 1 queued" in repr(host) and not third.began.is_set()
+    first.go.set()
+    third.await_begin()
+    for job in (second, third):
+        job.go.set()
+        job.await_end()
+    host.close()
+
+
+def test_jobs_of_a_lane_run_in_the_order_they_came(host: Host) -> None:
+    blocker = Job(host, free=False)
+    blocker.await_begin()
+    order: list[int] = []
+    for number in range(5):
+        host.submit(Lane.DEMAND, lambda number=number: order.append(number))
+    last = Job(host)
+    blocker.go.set()
+    last.await_end()
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_full_background_does_not_hold_up_demand(host: Host) -> None:
+    background = Job(host, Lane.BACKGROUND, free=False)
+    background.await_begin()
+    Job(host, Lane.DEMAND).await_end()
+    background.go.set()
+    background.await_end()
+
+
+def test_a_dead_host_holds_up_no_other(host: Host) -> None:
+    dead = Host("dead.test", demand_threads=2, background_threads=1)
+    stuck = [Job(dead, lane, free=False) for lane in (Lane.DEMAND, Lane.DEMAND, Lane.BACKGROUND)]
+    waiting = [Job(dead) for _ in range(100)]
+    for job in stuck:
+        job.await_begin()
+    for lane in Lane:
+        Job(host, lane).await_end()
+    assert not any(job.began.is_set() for job in waiting)
+    for job in stuck:
+        job.go.set()
+    for job in waiting:
+        job.await_end()
+    dead.close()
+
+
+def test_a_delayed_job_waits_and_lets_others_pass(host: Host) -> None:
+    started = time.monotonic()
+    delayed = Job(host, delay_s=0.1)
+    never = Job(host, delay_s=3600)
+    Job(host).await_end()
+    assert not delayed.began.is_set() or time.monotonic() - started >= 0.1
+    delayed.await_end()
+    assert time.monotonic() - started >= 0.1
+    assert not never.began.is_set()
+
+
+def test_a_broken_job_does_not_take_the_lane_down(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise ValueError("a bug")
+
+    blocker = Job(host, free=False)
+    host.submit(Lane.DEMAND, broken)
+    after = Job(host)
+    blocker.go.set()
+    after.await_end()
+    [record] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage() == "fetch.job_failed host=registry.test lane=DEMAND"
+    assert record.exc_info is not None and isinstance(record.exc_info[1], ValueError)
+
+
+def test_close_drops_what_is_queued_and_what_comes_later(host: Host) -> None:
+    blocker = Job(host, free=False)
+    blocker.await_begin()
+    queued = Job(host)
+    host.close()
+    blocker.go.set()
+    blocker.await_end()
+    late = Job(host)
+    for thread in threading.enumerate():
+        if thread.name.endswith("registry.test"):
+            thread.join(PATIENCE_S)
+    assert not queued.began.is_set() and not late.began.is_set()
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+
+
+class Turn:
+    """A thread that asks for its turn; `asked` is set when it stands in `Host.turn` and is not let through."""
+
+    def __init__(self, host: Host, lane: Lane = Lane.DEMAND, wanted: Callable[[], bool] = lambda: False) -> None:
+        self.asked = threading.Event()
+        self._wanted = wanted
+        self._thread = threading.Thread(target=host.turn, args=(lane, self._ask))
+        self._thread.start()
+
+    def _ask(self) -> bool:
+        self.asked.set()
+        return self._wanted()
+
+    def await_ask(self) -> None:
+        assert self.asked.wait(PATIENCE_S)
+
+    @property
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
+    def await_pass(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+
+def test_while_nobody_waits_everyone_has_the_turn(host: Host) -> None:
+    for lane in Lane:
+        host.turn(lane, lambda: False)
+
+
+def test_what_no_reader_waits_for_holds_back_until_readers_are_served(host: Host) -> None:
+    host.urge(+1)
+    host.urge(+1)
+    turn = Turn(host)
+    turn.await_ask()
+    host.urge(-1)
+    assert turn.waits
+    host.urge(-1)
+    turn.await_pass()
+
+
+def test_what_a_reader_waits_for_goes_on(host: Host) -> None:
+    host.urge(+1)
+    host.turn(Lane.BACKGROUND, lambda: True)
+    reader = threading.Event()
+    turn = Turn(host, wanted=reader.is_set)
+    turn.await_ask()
+    assert turn.waits
+    reader.set()
+    host.urge(+1)  # a reader that begins to wait says so
+    turn.await_pass()
+
+
+def test_a_parked_stream_goes_on_before_its_connection_times_out(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_PARK_S", 0.05)
+    host.urge(+1)
+    started = time.monotonic()
+    Turn(host, Lane.BACKGROUND).await_pass()
+    assert time.monotonic() - started >= 0.05
+
+
+def test_close_lets_a_parked_stream_go(host: Host) -> None:
+    host.urge(+1)
+    turn = Turn(host)
+    turn.await_ask()
+    host.close()
+    turn.await_pass()
+
+
+def test_the_background_holds_back_a_little_longer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A starting program that has been served asks again within milliseconds."""
+    monkeypatch.setattr(host_module, "_QUIET_S", 0.1)
+    host.urge(+1)
+    host.urge(-1)
+    served = time.monotonic()
+    host.turn(Lane.DEMAND, lambda: False)
+    host.turn(Lane.BACKGROUND, lambda: False)
+    assert time.monotonic() - served >= 0.1

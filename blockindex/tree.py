@@ -3,8 +3,8 @@
 Knows nothing of tar or EROFS. Rules, in the order of the archive:
 
 - A path is cleaned against the layer's root: `..` never leaves it. Symlinks among its *parents* are followed inside the
-  layer, the last component never is. Missing parents become directories 0755 root:root with mtime 0 ("implied"), as
-  the root is without an entry.
+  layer, the last component never is. Missing parents become directories 0755 root:root with mtime 0 ("implied").
+- The root is 0755 root:root whatever its entry says, of which only the time is taken.
 - The last entry of a path wins. A directory over a directory merges (children and older xattrs stay, attributes are
   replaced); everything else replaces what is there, with its subtree.
 - A hard link shares its target's inode and gives it its own header's attributes, as containerd does. One that comes
@@ -15,7 +15,8 @@ Knows nothing of tar or EROFS. Rules, in the order of the archive:
   directory becomes opaque: that is the OCI specification. (containerd's overlay unpacking fails if the whiteout comes
   second and forgets it if it comes first.)
 - xattrs that no kernel would store (unknown namespaces; `user.*` on other than files and directories) are left out, as
-  in unpacking; xattrs and names that are legal but too large for EROFS are Unsupported.
+  in unpacking, and so are `trusted.*`, which could tell overlayfs lies; xattrs and names that are legal but too large
+  for EROFS are Unsupported.
 """
 
 import stat
@@ -40,7 +41,7 @@ __all__ = [
 OPAQUE_XATTR = b"trusted.overlay.opaque"
 
 _ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
-_XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
+_XATTR_PREFIXES = (b"user.", b"security.")
 _MAX_LINKS = 255
 _TYPE = 0o170000
 _MODES: dict[int, int] = {}  # at most 64 Ki values: one int object for all inodes of a mode, 28 bytes each less
@@ -110,7 +111,7 @@ class Tree:
     """The tree of one layer; apply the entries in archive order, then call `finish` once."""
 
     def __init__(self) -> None:
-        self.root = _new_dir(implied=True)
+        self.root = _new_dir()
         self._forwards: list[tuple[Dir, bytes, _Forward]] = []
         # The parent of the last entry: archives list directories in runs. Void once a directory is replaced.
         self._last_parent: tuple[list[bytes], Dir] = ([], self.root)
@@ -120,10 +121,12 @@ class Tree:
 
     def add_dir(self, parts: list[bytes], attributes: Attributes) -> None:
         """Add or merge a directory; the root too (no parts)."""
-        parent = self._parent(parts) if parts else None
-        known = parent.children.get(parts[-1]) if parent else self.root
+        if not parts:
+            _apply(self.root, Attributes(0o755, 0, 0, attributes.mtime_ns), parts)
+            return
+        parent = self._parent(parts)
+        known = parent.children.get(parts[-1])
         if not isinstance(known, Dir):
-            assert parent is not None
             known = _new_dir()
             self._put(parent, parts, known)
         _apply(known, attributes, parts)
@@ -202,13 +205,13 @@ class Tree:
         self._forwards.clear()
 
     def implied_dirs(self) -> Iterator[bytes]:
-        """Paths of the directories no entry described, parents first, `/` for the root. Unpacking gives them the
-        attributes they have in the layers below, which one layer alone cannot know."""
+        """Paths of the directories no entry described, parents first. Unpacking gives them the attributes they have
+        in the layers below, which one layer alone cannot know."""
         todo: list[tuple[bytes, Dir]] = [(b"", self.root)]
         while todo:
             path, node = todo.pop()
             if node.implied:
-                yield path or b"/"
+                yield path
             todo += [(path + b"/" + n, c) for n, c in node.children.items() if isinstance(c, Dir)]
 
     def _add(self, parts: list[bytes], node: Node, attributes: Attributes) -> None:

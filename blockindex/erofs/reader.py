@@ -87,7 +87,7 @@ def validate_directories(metadata: bytes, paths: Sequence[bytes]) -> None:
     root = SUPERBLOCK.unpack_from(metadata, SUPERBLOCK_OFFSET)[5]
     for path in paths:
         nid: int | None = root if path.startswith(b"/") else None
-        for name in path[1:].split(b"/") if path != b"/" else ():
+        for name in path[1:].split(b"/"):
             if nid is not None:
                 nid = _subdirectories(metadata, nid, tables).get(name)
         if nid is None:

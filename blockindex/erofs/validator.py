@@ -38,6 +38,8 @@ _SYMLINK: Final = FILE_TYPES[stat.S_IFLNK]
 _FIFO: Final = FILE_TYPES[stat.S_IFIFO]
 _TYPE_BITS: Final = {file_type: bits for bits, file_type in FILE_TYPES.items()}
 _ACL_INDEXES: Final = (2, 3)
+_TRUSTED_INDEX: Final = 4
+_OPAQUE: Final = b"overlay.opaque"
 _INDEXES: Final = frozenset(XATTR_INDEXES.values())
 _MAX_NAME: Final = 255
 _MAX_TARGET: Final = 4095
@@ -176,7 +178,7 @@ class _Validator:
             self._bad(nid, "i_mtime_nsec, i_uid or i_gid", "out of range")
         end = offset + INODE_SIZE
         if count:
-            end = self._xattrs(nid, end, count)
+            end = self._xattrs(nid, end, count, file_type)
         tail = 0
         if layout == FORMAT_INLINE:
             tail = end
@@ -188,7 +190,7 @@ class _Validator:
         self._used.append((offset, end))
         return size, start, tail, nlink
 
-    def _xattrs(self, nid: int, start: int, count: int) -> int:
+    def _xattrs(self, nid: int, start: int, count: int, file_type: int) -> int:
         """Check the inline xattrs at `start`; returns their end."""
         size = XATTR_HEADER_SIZE + 4 * (count - 1)
         area = self._metadata[start : start + size]
@@ -198,14 +200,18 @@ class _Validator:
         names: list[tuple[int, bytes]] = []
         while position < size:
             name_size, index, value_size = XATTR_ENTRY.unpack_from(area, position)
-            name = area[position + XATTR_ENTRY.size : position + XATTR_ENTRY.size + name_size]
-            position += XATTR_ENTRY.size + name_size + value_size
+            middle = position + XATTR_ENTRY.size + name_size
+            name = area[position + XATTR_ENTRY.size : middle]
+            position = middle + value_size
+            value = area[middle:position]
             padding = area[position : position + -position % 4]
             position += -position % 4
             if position > size or any(padding) or b"\0" in name or index not in _INDEXES:
                 self._bad(nid, "xattr entry", "length, name or prefix index is wrong")
             if bool(name_size) == (index in _ACL_INDEXES):
                 self._bad(nid, "e_name_len", "a name is missing, or an ACL has one")
+            if index == _TRUSTED_INDEX and (name, value, file_type) != (_OPAQUE, b"y", _DIRECTORY):
+                self._bad(nid, "xattr entry", "an overlayfs attribute other than `opaque` of a directory")
             names.append((index, name))
         if names != sorted(set(names)):
             self._bad(nid, "xattr entry", "not sorted, or there twice")

@@ -88,7 +88,7 @@ def _steps(path: bytes) -> Iterator[bytes]:
     """`/`, then every directory on the way to `path`, then `path`."""
     yield b"/"
     end = 0
-    while path != b"/" and end >= 0:
+    while end >= 0:
         end = path.find(b"/", end + 1)
         yield path[:end] if end >= 0 else path
 

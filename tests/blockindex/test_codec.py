@@ -258,6 +258,8 @@ def test_a_span_table_that_lies(small: bytes, field: str, change: Callable[[list
         ("spans", lambda head: setattr(head.spans, "rows", 0)),
         ("windows_size", lambda head: setattr(head, "windows_size", 1)),
         ("implied_dirs", lambda head: head.implied_dirs.append(b"/")),
+        ("implied_dirs", lambda head: head.implied_dirs.append(b"d")),
+        ("implied_dirs", lambda head: head.implied_dirs.append(b"/d")),
         ("implied_dirs", lambda head: head.implied_dirs.append(b"/a")),
         ("implied_dirs", lambda head: head.implied_dirs.append(b"/no/such")),
         ("implied_dirs", lambda head: head.implied_dirs.append(b"//")),

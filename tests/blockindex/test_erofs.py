@@ -270,7 +270,7 @@ def test_directories_of_any_size(name_size: int, count: int) -> None:
 def test_xattrs_of_any_size(size: int) -> None:
     """Around a block, next to directory tails and symlink targets, which then need blocks of their own."""
     tree = Tree()
-    xattrs = {b"trusted.a": bytes(size), b"trusted.b": b"b"}
+    xattrs = {b"security.a": bytes(size), b"security.b": b"b"}
     attributes = PLAIN._replace(xattrs=xattrs)
     tree.add_symlink([b"s"], attributes, b"t" * 50)
     tree.add_dir([b"d"], attributes)

@@ -126,8 +126,7 @@ def rich_tree(root: Path) -> None:
     os.setxattr(root / "d/file", "user.big", os.urandom(1000))
     os.setxattr(root / "d/suid", "security.capability", CAPABILITY)
     os.setxattr(root / "d/sub", "user.dir", b"on a directory")
-    os.setxattr(root / "d/sub", "trusted.overlay.opaque", b"y")
-    os.setxattr(root / "d/link", "trusted.link", b"on a symlink", follow_symlinks=False)
+    os.setxattr(root / "d/link", "security.link", b"on a symlink", follow_symlinks=False)
     os.setxattr(root / "d/null", "security.test", b"on a device")
     for index, path in enumerate(sorted(root.rglob("*"))):
         os.utime(path, ns=(0, 1_600_000_000_123_456_789 + index * 1_000_003), follow_symlinks=False)
@@ -162,7 +161,7 @@ def test_large_xattrs_and_link_targets(tmp_path: Path) -> None:
     """Xattrs beyond a block: inodes across blocks, tails that need blocks of their own."""
     big, small = os.urandom(60_000), os.urandom(3980)
     archive = b"".join(
-        pax([(b"SCHILY.xattr.trusted.v%d" % number, value) for number in range(3)]) + entry
+        pax([(b"SCHILY.xattr.security.v%d" % number, value) for number in range(3)]) + entry
         for value, suffix in ((big, b"1"), (small, b"2"))
         for entry in (
             header(b"s" + suffix, b"2", link=b"target"),
@@ -176,7 +175,7 @@ def test_large_xattrs_and_link_targets(tmp_path: Path) -> None:
             assert os.listdir(mount / f"d{suffix}") == ["f"]
             assert (mount / f"d{suffix}/f").read_bytes() == b"content"
             for path in (f"s{suffix}", f"d{suffix}", f"d{suffix}/f"):
-                assert os.getxattr(mount / path, "trusted.v2", follow_symlinks=False) == value
+                assert os.getxattr(mount / path, "security.v2", follow_symlinks=False) == value
 
 
 def test_overlay_hides_what_whiteouts_name(tmp_path: Path) -> None:

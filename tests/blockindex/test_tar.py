@@ -380,17 +380,18 @@ def test_xattrs_are_raw_bytes() -> None:
                 (b"SCHILY.xattr.user.empty", b""),
                 (b"SCHILY.xattr.security.capability", bytes(20)),
                 (b"SCHILY.xattr.unknown.name", b"dropped"),
+                (b"SCHILY.xattr.trusted.overlay.redirect", b"dropped"),
                 (b"LIBARCHIVE.xattr.user.x", b"YQ=="),
             ]
         )
         + file(b"a", b"x")
-        + pax([(b"SCHILY.xattr.user.x", b"dropped"), (b"SCHILY.xattr.trusted.x", b"kept")])
+        + pax([(b"SCHILY.xattr.user.x", b"dropped"), (b"SCHILY.xattr.security.x", b"kept")])
         + header(b"s", b"2", link=b"a")
         + END
     )
     entries = unpack(archive).entries
     assert entries[b"/a"].xattrs == {b"user.x": value, b"user.empty": b"", b"security.capability": bytes(20)}
-    assert entries[b"/s"].xattrs == {b"trusted.x": b"kept"}
+    assert entries[b"/s"].xattrs == {b"security.x": b"kept"}
 
 
 names = st.lists(st.text("ab.\u00e4", min_size=1, max_size=120), min_size=1, max_size=5).map("/".join)

@@ -17,7 +17,7 @@ DATA = os.urandom(10 * BLOCK)
 
 
 def _record(digest: Digest = DIGEST) -> LayerRecord:
-    return LayerRecord(digest, 1234, len(META), len(DATA), ("registry.test/image:1",), (b"/", b"/tmp\xff"))
+    return LayerRecord(digest, 1234, len(META), len(DATA), ("registry.test/image:1",), (b"/opt", b"/tmp\xff"))
 
 
 def _publish(store: BlockStore, absent: list[tuple[int, int]], digest: Digest = DIGEST) -> Path:
@@ -120,7 +120,7 @@ def test_the_newest_image_reference_comes_last_and_the_list_is_bounded(tmp_path:
     for number in range(20):
         store.add_image(directory, f"registry.test/image:{number}")
     record = LayerRecord.load(directory)
-    assert record.implied_dirs == (b"/", b"/tmp\xff")
+    assert record.implied_dirs == (b"/opt", b"/tmp\xff")
     images = record.images
     assert len(images) == 8 and images[-1] == "registry.test/image:19"
 

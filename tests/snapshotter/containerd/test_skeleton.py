@@ -40,14 +40,6 @@ def test_what_leads_there_keeps_its_attributes(tmp_path: Path) -> None:
     assert found == {"a": 0o750, "a/b": 0o755, "a/b/c": 0o1770}
 
 
-def test_the_root(tmp_path: Path) -> None:
-    lower = _layer(tmp_path / "lower", {})
-    lower.chmod(0o700)
-    root, layer = _layer(tmp_path / "skeleton", {}), _layer(tmp_path / "layer", {})
-    assert build_skeleton(root, layer, [b"/"], [lower])
-    assert root.stat().st_mode & 0o7777 == 0o700
-
-
 def test_nothing_to_say(tmp_path: Path) -> None:
     assert _build(tmp_path, [b"/a", b"/b"], {"a": 0o755, "b": 0o755}, {"a": 0o755}) is None
 

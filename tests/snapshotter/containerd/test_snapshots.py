@@ -53,7 +53,7 @@ def test_an_implied_directory_gets_its_attributes_from_below(snapshots: Snapshot
     provider.add(A, {"tmp/a": b"1", "opt/a": b"1"})
     _chmod(provider, "a", "tmp", 0o1777)
     provider.add(B, {"tmp/b": b"2", "opt/b": b"2"})
-    provider.implied[B] = (b"/", b"/opt", b"/tmp")
+    provider.implied[B] = (b"/opt", b"/tmp")
     _lazy(snapshots, "one", "a")
     _lazy(snapshots, "two", "b", "one")
     snapshots.prepare("key", "two", {})
@@ -86,7 +86,7 @@ def test_a_skeleton_lives_as_long_as_its_snapshot(snapshots: Snapshots, provider
 def test_no_skeleton_without_need(snapshots: Snapshots, provider: FakeProvider, tmp_path: Path) -> None:
     provider.add(A, {"opt/a": b"1"})
     provider.add(B, {"opt/b": b"2", "new/b": b"2"})
-    provider.implied = {A: (b"/", b"/opt"), B: (b"/new", b"/opt")}
+    provider.implied = {A: (b"/opt",), B: (b"/new", b"/opt")}
     _lazy(snapshots, "one", "a")
     _lazy(snapshots, "two", "b", "one")
     assert list((tmp_path / "root" / "s").iterdir()) == []

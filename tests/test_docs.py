@@ -140,7 +140,9 @@ def test_no_command_hides_in_a_block_of_no_language(name: str) -> None:
         assert not re.search(r"^\s*(\$|#|sudo) ", block, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", HERE)
+@pytest.mark.parametrize(
+    "command", [pytest.param(it, marks=pytest.mark.system if it.startswith("containerd") else ()) for it in HERE]
+)
 def test_commands_run_here(command: str, tmp_path: Path) -> None:
     HERE[command](command, tmp_path)
 

@@ -7,6 +7,7 @@ after its readers are served, and then lets the wire go whenever other readers n
 
 import logging
 from contextlib import closing
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from blockindex.decoder import SpanDecoder
@@ -34,7 +35,9 @@ class Flight:
         self.failed = False
         self._position = first  # the span whose bytes come next
         self._begun = False
+        self._rank = Lock()  # guards the next two: readers urge, the flight's own thread calms
         self._urgent = False
+        self._over = False
 
     def __repr__(self) -> str:
         return f"<Flight {self.lane.name} spans {self.first}..{self._position}..{self.last}>"
@@ -46,15 +49,18 @@ class Flight:
         return self._position <= span <= self._position + 1
 
     def urge(self) -> None:
-        """A reader waits for this flight."""
-        if not self._urgent:
-            self._urgent = True
-            self.layer.host.urge(+1)
+        """A reader waits for this flight. Nothing once it is over: then `LayerFetch.landed` sees to the reader."""
+        with self._rank:
+            if not self._urgent and not self._over:
+                self._urgent = True
+                self.layer.host.urge(+1)
 
-    def _calm(self) -> None:
-        if self._urgent:
-            self._urgent = False
-            self.layer.host.urge(-1)
+    def _calm(self, over: bool = False) -> None:
+        with self._rank:
+            self._over = over
+            if self._urgent:
+                self._urgent = False
+                self.layer.host.urge(-1)
 
     def run(self) -> None:
         """Fetch, decode, land; whatever happens ends in `LayerFetch.landed`."""
@@ -66,11 +72,15 @@ class Flight:
                     self._stream()
                 else:
                     self._position += 1
-        except (SnapshotterError, BlockIndexError) as error:
+        except (SnapshotterError, BlockIndexError, OSError) as error:  # OSError: the disk is full or broken
             self.failed = True
             self.layer.failure(self, error)
+        except Exception as error:  # a bug: retried no faster than the rest; the host's thread logs where it is
+            self.failed = True
+            self.layer.failure(self, error)
+            raise
         finally:
-            self._calm()
+            self._calm(over=True)
             self.layer.landed(self)
 
     def _dropped(self) -> bool:

@@ -201,8 +201,8 @@ class LayerFetch:
 
     def land(self, piece: Piece) -> None:
         """Verified bytes have come: store them and answer whoever has all it waited for."""
-        self._failures = 0
         self.files.fill(piece.block_start, piece.block_end, piece.data)
+        self._failures = 0
         self._arrived(piece.block_start, piece.block_end)
 
     def _arrived(self, start: int, end: int) -> None:

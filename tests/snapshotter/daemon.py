@@ -62,15 +62,20 @@ def make_layer(files: int, size: int, seed: int = 0) -> Layer:
     return Layer(blob, contents, Digest("sha256:" + hashlib.sha256(blob).hexdigest()))
 
 
-def write_index(directory: Path, layer: Layer, span_size: int = 1 << 18) -> None:
-    """Put the layer's index where `index.url` can point to."""
+def encoded_index(layer: Layer, span_size: int = 1 << 18) -> bytes:
+    """The layer's index, as it lies in a directory of indexes."""
     builder = LayerBuilder(layer.digest, span_size)
     for start in range(0, len(layer.blob), 1 << 20):
         for _ in builder.feed(layer.blob[start : start + (1 << 20)]):
             pass
+    return encode_index(builder.finish())
+
+
+def write_index(directory: Path, layer: Layer, span_size: int = 1 << 18) -> None:
+    """Put the layer's index where `index.url` can point to."""
     path = directory / index_name(layer.digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encode_index(builder.finish()))
+    path.write_bytes(encoded_index(layer, span_size))
 
 
 @contextlib.contextmanager

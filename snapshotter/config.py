@@ -102,7 +102,7 @@ class FetchConfig:
     )
     background: bool = _option(True, "Whether the rest of a layer is streamed once nobody waits.")
     background_delay_s: float = _option(
-        2.0, "Time after a layer's mount before its stream begins.", unit="s", low=0, high=86400
+        0.0, "Time after a layer's mount before its stream begins.", unit="s", low=0, high=86400
     )
 
 

@@ -64,8 +64,10 @@ class Flight:
 
     def run(self) -> None:
         """Fetch, decode, land; whatever happens ends in `LayerFetch.landed`."""
-        self._begun = True
         try:
+            if self.lane is Lane.BACKGROUND:
+                self.layer.host.give_way()
+            self._begun = True
             while self._position < self.last and not self._dropped():
                 self.layer.recheck(self._position)
                 if self.layer.lacks(self._position):
@@ -88,11 +90,11 @@ class Flight:
 
     def _stream(self) -> None:
         """One request, from the current span to the last."""
+        background = self.lane is Lane.BACKGROUND
         block_ends = self.layer.index.spans.block_ends
         decoder = SpanDecoder(self.layer.index, self._position, self.last)
-        background = self.lane is Lane.BACKGROUND
         self.layer.tally.fetched(background)
-        with closing(self.layer.source.stream(decoder.blob_start, decoder.blob_end, background)) as chunks:
+        with closing(self.layer.source.stream(decoder.blob_start, decoder.blob_end)) as chunks:
             for chunk in chunks:
                 self.layer.tally.count(background, len(chunk))
                 for piece in decoder.feed(chunk):
@@ -101,18 +103,11 @@ class Flight:
                     if self._position >= self.last:
                         return
                     self.layer.land(piece)
-                if not decoder.done:  # what follows is read to its end even so: that keeps the connection warm
-                    self._take_turn()
-                    if self._dropped():
-                        return
+                self._urgent_or_calm()
         self._position = self.last
 
-    def _take_turn(self) -> None:
-        if self._wanted():
+    def _urgent_or_calm(self) -> None:
+        if self.layer.wanted(self._position, self.last):
             self.urge()
         else:
             self._calm()
-            self.layer.host.turn(self._wanted)
-
-    def _wanted(self) -> bool:
-        return self.layer.wanted(self._position, self.last)

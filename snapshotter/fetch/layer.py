@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _BACKOFF_S = 0.2  # doubled with each failure in a row, with jitter so that a fleet does not march in step
 _ASKED_MAX_S = 60.0  # a Retry-After beyond this is not believed
 _LOUD = 4
+_BACKGROUND_RUN = 1 << 20  # bytes: what a reader may find in front of it on the wire, 84 ms at 100 Mbit/s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +90,7 @@ class LayerFetch:
         self.background = False
         span_size = max(index.blob_size // max(len(index.spans), 1), 1)
         self._span_run = max(growth // span_size, 1)
+        self._background_run = max(_BACKGROUND_RUN // span_size, 1)
         self._waiters: list[Waiter] = []
         self._flights: dict[int, Flight] = {}
         self._next_run = (-1, 1)  # the span after the last demand, and how many spans to ask for if it is next
@@ -304,7 +306,7 @@ class LayerFetch:
                 self._missing_from += 1
             first += 1
         last = first
-        while last < min(first + self._span_run, count) and self._fetchable(last):
+        while last < min(first + self._background_run, count) and self._fetchable(last):
             last += 1
         return self._launch(first, last, Lane.BACKGROUND) if first < last else None
 

@@ -1,4 +1,4 @@
-"""`bootseer index build`: make layer indexes ahead of time. Needs no root, no daemon, no containerd."""
+"""`bootseer index`: make layer indexes ahead of time, look into them. Needs no root, no daemon, no containerd."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.table import megabytes, table
-from snapshotter.cli.tree import Commands
+from snapshotter.cli.tree import Commands, add_config
 from snapshotter.config import RegistryConfig
 from snapshotter.errors import InvalidArgument, UserError
 
@@ -23,7 +23,9 @@ __all__ = ["add"]
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    noun = commands.add_parser("index", help="layer indexes", description="Layer indexes, made ahead of time.")
+    noun = commands.add_parser(
+        "index", help="layer indexes", description="Make layer indexes ahead of time, and look into them."
+    )
     verbs = noun.add_subparsers(title="commands", metavar="COMMAND", required=True)
     text = (
         "Read each layer of an image once and write its index to DIR/sha256/<hex>.bsi, for `url` in [index] of the"
@@ -36,6 +38,56 @@ def add(commands: Commands) -> None:
     build.add_argument("--plain-http", action="store_true", help="speak to the registry without TLS")
     build.add_argument("--json", action="store_true", help="print the result as JSON")
     build.set_defaults(run=_build)
+    _add_show(verbs)
+    _add_verify(verbs)
+
+
+def _add_show(verbs: Commands) -> None:
+    text = (
+        "Show what an index file, or the index of each layer of an image, holds: counts, sizes, and how much a missing"
+        " block makes the daemon fetch and decode. With --path, what reading that file would cost on a node that has"
+        " nothing of the layer yet."
+    )
+    show = verbs.add_parser("show", help="what indexes hold, what a read costs", description=text)
+    show.add_argument("image", metavar="FILE|REF", help="index file, image reference, or OCI layout directory")
+    show.add_argument("--indexes", metavar="DIR|URL", help="where the image's indexes are (default: as configured)")
+    show.add_argument("--path", metavar="PATH", help="a file in the image")
+    show.add_argument("--bytes", metavar="START-END", type=_byte_range, help="of it these bytes only, END not included")
+    show.add_argument("--platform", metavar="OS/ARCH", help="platform of the image (default: this machine's)")
+    show.add_argument("--plain-http", action="store_true", help="speak to the registry without TLS")
+    show.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_config(show)
+    show.set_defaults(run=_show)
+
+
+def _add_verify(verbs: Commands) -> None:
+    text = (
+        "Check an index file: digests, tables, metadata, windows. With --blob also that every span decodes to the bytes"
+        " it promises, and that the index says of files and metadata what the layer says. Exit code 1 if not."
+    )
+    verify = verbs.add_parser("verify", help="check an index", description=text)
+    verify.add_argument("index", metavar="FILE", type=Path, help="index file")
+    verify.add_argument("--blob", metavar="BLOB", type=Path, help="the layer it is of, as a file")
+    verify.set_defaults(run=_verify)
+
+
+def _byte_range(text: str) -> tuple[int, int]:
+    start, dash, end = text.partition("-")
+    if not (dash and start.isascii() and start.isdigit() and end.isascii() and end.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not START-END")
+    return int(start), int(end)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from snapshotter.cli.showing import show
+
+    return show(args)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from snapshotter.cli.showing import verify
+
+    return verify(args)
 
 
 def _build(args: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """The command line as a user meets it: results, one-line mistakes, exit codes; and the documents that describe it."""
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -8,13 +9,18 @@ import socket
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from blockindex.codec import decode_index, index_name
+from blockindex.builder import LayerBuilder
+from blockindex.codec import decode_index, encode_index, index_name
+from blockindex.layerindex import LayerIndex
+from blockindex.spantable import SpanTable
 from snapshotter.cli import main
 from snapshotter.cli.arguments import build_parser, walk
 from snapshotter.cli.progress import Progress
@@ -279,6 +285,139 @@ def test_mistakes_of_build(image: str, more: list[str], code: int, words: str, t
     argv = ["index", "build", image.format(tmp=tmp_path), "--out", str(tmp_path / "out"), *more]
     got, line = mistake(capsys, *argv)
     assert got == code and words in line
+
+
+# --- index show and verify
+
+
+@pytest.fixture
+def built(layout: tuple[Path, list[str]], tmp_path: Path, capsys: Out) -> tuple[Path, Path, list[str]]:
+    """An OCI layout, the directory of its indexes, and its digests."""
+    directory, digests = layout
+    assert main(["index", "build", str(directory), "--out", str(tmp_path / "out"), "--platform", "linux/amd64"]) == 0
+    capsys.readouterr()
+    return directory, tmp_path / "out", digests
+
+
+def test_show_an_index_file(built: tuple[Path, Path, list[str]], capsys: Out) -> None:
+    _, out, digests = built
+    path = out / index_name(digests[0])
+    assert main(["index", "show", str(path), "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["layers"]
+    assert shown["index_bytes"] == path.stat().st_size and shown["blob_bytes"] == len(LAYERS[0])
+    counts = [shown[key] for key in ("files", "directories", "implied_directories", "symlinks", "links", "extents")]
+    assert counts == [2, 2, 1, 0, 0, 2]
+    assert shown["span_blob_bytes_max"] == shown["span_blob_bytes_median"] <= len(LAYERS[0])
+    assert main(["index", "show", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert f"layer     {digests[0]}\n" in text and "2 files, 2 directories (1 implied)" in text
+
+
+def test_show_an_image(built: tuple[Path, Path, list[str]], capsys: Out) -> None:
+    directory, out, digests = built
+    (out / index_name(digests[1])).unlink()
+    with registry_of(directory) as server:
+        for image in (str(directory), f"{server.host}/app:1"):
+            argv = ["index", "show", image, "--indexes", str(out), "--platform", "linux/amd64"]
+            assert main([*argv, "--json"]) == 0
+            shown = json.loads(capsys.readouterr().out)["layers"]
+            assert [layer["blob_digest"] for layer in shown] == list(dict.fromkeys(digests))
+            assert [layer["index_bytes"] > 0 for layer in shown] == [True, False]
+            assert main(argv) == 0
+            assert f"layer     {digests[1]}\nindex     none\n" in capsys.readouterr().out
+
+
+def test_show_what_a_read_costs(built: tuple[Path, Path, list[str]], capsys: Out) -> None:
+    _, out, digests = built
+    path = str(out / index_name(digests[0]))
+    assert main(["index", "show", path, "--path", "/a/noise", "--bytes", "4096-8192", "--json"]) == 0
+    (cost,) = json.loads(capsys.readouterr().out)["costs"]
+    assert (cost["size"], cost["start"], cost["end"], cost["spans"]) == (300_000, 4096, 8192, 1)
+    assert 0 == cost["blob_start"] < cost["blob_end"] <= len(LAYERS[0]) and cost["tar_bytes"] > 300_000
+    assert main(["index", "show", path, "--path", "a/text"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == [digests[0][7:19], "6000", "bytes", "0-6000"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--path", "a/nothing"], 1, "no layer has a file a/nothing"),
+        (["--path", "a"], 1, "no layer has a file a "),
+        (["--path", "a/text", "--bytes", "5999-6001"], 2, "a/text has 6000 bytes"),
+        (["--path", "a/text", "--bytes", "5"], 2, "'5' is not START-END"),
+        (["--bytes", "0-5"], 2, "needs --path"),
+    ],
+)
+def test_mistakes_of_show(
+    more: list[str], code: int, words: str, built: tuple[Path, Path, list[str]], capsys: Out
+) -> None:
+    _, out, digests = built
+    got, line = mistake(capsys, "index", "show", str(out / index_name(digests[0])), *more)
+    assert got == code and words in line
+
+
+def test_show_without_indexes(built: tuple[Path, Path, list[str]], tmp_path: Path, capsys: Out) -> None:
+    directory, _, _ = built
+    (tmp_path / "empty").mkdir()
+    argv = ["index", "show", str(directory), "--platform", "linux/amd64", "--config", str(tmp_path / "c.toml")]
+    (tmp_path / "c.toml").write_text("")
+    code, line = mistake(capsys, *argv)
+    assert code == 2 and "--indexes DIR|URL" in line
+    (tmp_path / "c.toml").write_text(f'[index]\nurl = "{tmp_path}/empty"\n')
+    code, line = mistake(capsys, *argv)
+    assert code == 1 and "no index of any of the image's 2 layers" in line
+
+
+def test_verify(built: tuple[Path, Path, list[str]], tmp_path: Path, capsys: Out) -> None:
+    directory, out, digests = built
+    path = out / index_name(digests[0])
+    blobs = directory / "blobs" / "sha256"
+    assert main(["index", "verify", str(path)]) == 0
+    assert "sound, 1 spans (its layer was not looked at" in capsys.readouterr().out
+    assert main(["index", "verify", str(path), "--blob", str(blobs / digests[0][7:])]) == 0
+    assert "pieces match the blob" in capsys.readouterr().out
+    code, line = mistake(capsys, "index", "verify", str(path), "--blob", str(blobs / digests[1][7:]))
+    assert code == 1 and "the index is of one of" in line
+    forged = bytearray(LAYERS[0])
+    forged[len(forged) // 2] ^= 1
+    (tmp_path / "forged").write_bytes(forged)
+    code, line = mistake(capsys, "index", "verify", str(path), "--blob", str(tmp_path / "forged"))
+    assert code == 1 and str(path) in line
+    path.write_bytes(path.read_bytes()[:-1])
+    code, line = mistake(capsys, "index", "verify", str(path))
+    assert code == 1 and "head" in line
+    code, line = mistake(capsys, "index", "verify", str(tmp_path / "nowhere"))
+    assert code == 2 and "No such file" in line
+
+
+@pytest.mark.parametrize("lie", ["metadata", "piece_digests", "blob_ends"])
+def test_verify_finds_lies_that_are_well_formed(lie: str, tmp_path: Path, capsys: Out) -> None:
+    """Indexes that only the blob can refute: another file's metadata, a wrong digest, a span that starts elsewhere."""
+    blob = tmp_path / "blob"
+    blob.write_bytes(LAYERS[0])
+    index = indexed(LAYERS[0])
+    if lie == "metadata":
+        renamed = gzip_layer({"a/text": b"hello\n" * 1000, "a/other": random.Random(1).randbytes(300_000)})
+        index = replace(index, metadata=indexed(renamed).metadata)
+    elif lie == "piece_digests":
+        index = replace(index, piece_digests=bytes(32) + index.piece_digests[32:])
+    else:
+        columns = replace(index.spans.columns, blob_ends=array("Q", [len(LAYERS[0]) - 100_000]))
+        spans = SpanTable(columns, index.files, index.tar_size, b"", index.spans.windows_digest)
+        index = replace(index, spans=spans)
+    path = tmp_path / "lying.bsi"
+    path.write_bytes(encode_index(index))
+    assert main(["index", "verify", str(path)]) == 0
+    capsys.readouterr()
+    code, line = mistake(capsys, "index", "verify", str(path), "--blob", str(blob))
+    assert code == 1 and {"metadata": "metadata", "piece_digests": "digest", "blob_ends": "does not yield"}[lie] in line
+
+
+def indexed(layer: bytes) -> LayerIndex:
+    builder = LayerBuilder("sha256:" + hashlib.sha256(layer).hexdigest())
+    for _ in builder.feed(layer):
+        pass
+    return builder.finish()
 
 
 @contextmanager

@@ -70,19 +70,10 @@ class RegistryConfig:
     plain_http: tuple[str, ...] = _option(
         (), "Registries (host or host:port) spoken to without TLS; loopback always is."
     )
-    connections_per_host: int = _option(
-        8, "Connections to one host for each of demand and background.", low=1, high=256
-    )
+    connections_per_host: int = _option(16, "Connections to one host.", low=1, high=256)
     connect_timeout_s: float = _option(5.0, "Time to connect.", unit="s", low=0.1, high=300)
     read_timeout_s: float = _option(
         15.0, "Time without a byte after which a connection is dead.", unit="s", low=0.1, high=600
-    )
-    background_window_kib: int = _option(
-        128,
-        "Receive buffer of background connections: what a paused stream still lets in.",
-        unit="KiB",
-        low=16,
-        high=16384,
     )
 
 

@@ -65,7 +65,6 @@ class BlobSource(Protocol):
     def size(self) -> int:
         """Bytes of the blob."""
 
-    def stream(self, start: int, end: int | None, background: bool = False) -> ByteStream:
+    def stream(self, start: int, end: int | None) -> ByteStream:
         """The blob's bytes `[start, end)` (to its end when `end` is None) by one GET, in chunks as they arrive; whole
-        or Transient at the point where they stop. Not reading on is back pressure. The caller closes the stream.
-        `background` asks for a connection with a small receive window, so that pausing it frees the link at once."""
+        or Transient at the point where they stop. Not reading on is back pressure. The caller closes the stream."""

@@ -55,7 +55,7 @@ class RegistryBlob:
         total = self._head_size()
         if total is None:
             what = self._what(0, 1)
-            with self.open_range(0, 1, False, what) as reply:
+            with self.open_range(0, 1, what) as reply:
                 if reply.status not in (200, 206):
                     raise status_error(reply.status, reply.headers, reply.what)
                 total = total_size(reply.status, reply.headers)
@@ -64,19 +64,19 @@ class RegistryBlob:
         self.learn(total)
         return total
 
-    def stream(self, start: int, end: int | None, background: bool = False) -> "BlobStream":
+    def stream(self, start: int, end: int | None) -> "BlobStream":
         """The blob's bytes `[start, end)`, see BlobSource. The request goes out with the first `next`; `close` may be
         called by any thread and wakes a reader that is blocked, which then gets Transient."""
         if start < 0 or (end is not None and end < start):
             raise InvalidArgument(f"layer {self.digest}: [{start}, {end}) is not a range")
-        return BlobStream(self, start, end, background)
+        return BlobStream(self, start, end)
 
     def learn(self, total: int) -> None:
         """Keep the size that an answer told."""
         with self._lock:
             self._size = total
 
-    def open_range(self, start: int, end: int | None, background: bool, what: str) -> Reply:
+    def open_range(self, start: int, end: int | None, what: str) -> Reply:
         """The answer to one GET of `[start, end)`, at the known location or else by way of the registry."""
         headers: dict[str, str] = {}
         if start > 0 or end is not None:
@@ -85,7 +85,7 @@ class RegistryBlob:
             location = self._location
         if location is not None and location[1] > time.monotonic():
             try:
-                reply = self._registry.transport(background).open("GET", location[0], headers, what)
+                reply = self._registry.transport.open("GET", location[0], headers, what)
             except SnapshotterError:
                 self.forget_location(location)
                 raise
@@ -95,7 +95,7 @@ class RegistryBlob:
                 return reply
             reply.finish()
             self.forget_location(location)
-        reply = self._registry.open("GET", self._image, f"blobs/{self.digest}", headers, what, background)
+        reply = self._registry.open("GET", self._image, f"blobs/{self.digest}", headers, what)
         if reply.redirected and reply.status in (200, 206):
             with self._lock:
                 self._location = (reply.url, time.monotonic() + _LOCATION_S)
@@ -128,10 +128,9 @@ class RegistryBlob:
 class BlobStream(Iterator[bytes]):
     """The chunks of one range as they arrive. One thread iterates; any thread may `close`."""
 
-    def __init__(self, blob: RegistryBlob, start: int, end: int | None, background: bool) -> None:
+    def __init__(self, blob: RegistryBlob, start: int, end: int | None) -> None:
         self._blob = blob
         self._start, self._end = start, end
-        self._background = background
         self._what = blob._what(start, end)
         self._lock = threading.Lock()
         self._reply: Reply | None = None
@@ -163,7 +162,7 @@ class BlobStream(Iterator[bytes]):
         if self._start == self._end:
             return
         self._check_open()
-        reply = self._blob.open_range(self._start, self._end, self._background, self._what)
+        reply = self._blob.open_range(self._start, self._end, self._what)
         try:
             with self._lock:
                 self._reply = reply

@@ -1,8 +1,8 @@
 """Registries as the daemon sees them: resolve an image, open its blobs.
 
 Speaks the pull half of the registry protocol and nothing more: no ping, no HEAD before a GET, so that the first byte
-costs as few round trips as possible (one when no token is needed). Demand and background use separate connections:
-the background ones have a small receive window, so a paused background stream frees the link within about 10 ms.
+costs as few round trips as possible (one when no token is needed). All requests to a host share its connections, so
+that whoever is in a hurry finds one whose window has already grown.
 """
 
 import hashlib
@@ -30,27 +30,20 @@ class Registry:
 
     def __init__(self, config: RegistryConfig) -> None:
         self._plain_http = frozenset(config.plain_http)
-        self._demand = Transport(
+        self.transport = Transport(
             connections=config.connections_per_host,
             connect_timeout_s=config.connect_timeout_s,
             read_timeout_s=config.read_timeout_s,
         )
-        self._background = Transport(
-            connections=config.connections_per_host,
-            connect_timeout_s=config.connect_timeout_s,
-            read_timeout_s=config.read_timeout_s,
-            receive_bytes=config.background_window_kib * 1024,
-        )
-        self._auth = Authenticator(self._demand)
+        self._auth = Authenticator(self.transport)
         self._blobs: WeakValueDictionary[tuple[str, str, Digest], RegistryBlob] = WeakValueDictionary()
 
     def __repr__(self) -> str:
-        return f"<Registry {len(self._blobs)} blobs, demand {self._demand}, background {self._background}>"
+        return f"<Registry {len(self._blobs)} blobs, {self.transport}>"
 
     def close(self) -> None:
         """Close the idle connections."""
-        self._demand.close()
-        self._background.close()
+        self.transport.close()
 
     def resolve(self, ref: str, platform: Platform | None = None) -> Manifest:
         """The manifest of `ref` for `platform` (this machine's by default), its bytes checked against its digest."""
@@ -75,23 +68,16 @@ class Registry:
             blob = self._blobs[key] = RegistryBlob(self, image, key[2])
         return blob
 
-    def transport(self, background: bool) -> Transport:
-        """The connections for this class of request."""
-        return self._background if background else self._demand
-
-    def open(
-        self, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str, background: bool = False
-    ) -> Reply:
+    def open(self, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str) -> Reply:
         """Ask `image`'s registry for `path` of its repository, with a token if it wants one.
 
         A 401 or 403 of the registry itself gets one fresh token, then Denied; any other status is the caller's.
         """
         host = image.api_host
         url = f"{self._scheme(host)}://{host}/v2/{image.repository}/{path}"
-        transport = self.transport(background)
         header = self._auth.header(host, image.repository)
         for fresh in (False, True):
-            reply = transport.open(method, url, headers, what, authorization=header)
+            reply = self.transport.open(method, url, headers, what, authorization=header)
             if reply.status not in (401, 403):
                 return reply
             with reply:

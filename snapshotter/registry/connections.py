@@ -78,13 +78,11 @@ class Adapter(HTTPAdapter):
     requests would load the certificate bundle anew for each connection: 10-20 ms before the first byte.
     """
 
-    def __init__(self, connections: int, receive_bytes: int | None) -> None:
+    def __init__(self, connections: int) -> None:
         self._socket_options: list[tuple[int, int, int]] = [
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         ]
-        if receive_bytes is not None:
-            self._socket_options.append((socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes))
         self._tls: ssl.SSLContext | None = None
         self._tls_lock = threading.Lock()
         super().__init__(pool_connections=64, pool_maxsize=connections, max_retries=0, pool_block=False)

@@ -31,7 +31,7 @@ class FileBlob:
         except OSError as exc:
             raise NotFound(f"{self._path}: {exc.strerror}") from exc
 
-    def stream(self, start: int, end: int | None, background: bool = False) -> Generator[bytes]:
+    def stream(self, start: int, end: int | None) -> Generator[bytes]:
         """The file's bytes `[start, end)`; Transient when it is shorter."""
         try:
             with self._path.open("rb", buffering=0) as file:

@@ -114,10 +114,7 @@ class Reply:
 
 
 class Transport:
-    """A set of warm connections with one set of limits. Thread-safe.
-
-    `receive_bytes` shrinks the sockets' receive buffer: a reader that pauses then stops the sender at once.
-    """
+    """A set of warm connections with one set of limits. Thread-safe."""
 
     def __init__(
         self,
@@ -125,11 +122,10 @@ class Transport:
         connections: int,
         connect_timeout_s: float,
         read_timeout_s: float,
-        receive_bytes: int | None = None,
     ) -> None:
         self._connections = connections
         self._timeout = (connect_timeout_s, read_timeout_s)
-        self._adapter = Adapter(connections, receive_bytes)
+        self._adapter = Adapter(connections)
         self._lock = threading.Lock()
         self._slots: dict[str, threading.BoundedSemaphore] = {}
         self._proxies: dict[str, dict[str, str]] = {}

@@ -42,28 +42,20 @@ def serving(
         yield server, registry.blob(f"{server.host}/team/app:1", DIGEST)
 
 
-def read(blob: RegistryBlob, start: int, end: int | None, background: bool = False) -> bytes:
-    return b"".join(blob.stream(start, end, background))
+def read(blob: RegistryBlob, start: int, end: int | None) -> bytes:
+    return b"".join(blob.stream(start, end))
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_ranges_and_whole_blob_over_one_connection(background: bool) -> None:
+def test_ranges_and_whole_blob_over_one_connection() -> None:
     with serving() as (server, blob):
-        assert read(blob, 0, None, background) == DATA
-        assert read(blob, 100, 70_000, background) == DATA[100:70_000]
-        assert read(blob, 999_000, None, background) == DATA[999_000:]
-        assert read(blob, 0, len(DATA), background) == DATA
-        assert read(blob, 5, 5, background) == b""
+        assert read(blob, 0, None) == DATA
+        assert read(blob, 100, 70_000) == DATA[100:70_000]
+        assert read(blob, 999_000, None) == DATA[999_000:]
+        assert read(blob, 0, len(DATA)) == DATA
+        assert read(blob, 5, 5) == b""
         assert server.ranges() == [None, (100, 70_000), (999_000, None), (0, len(DATA))]
         assert server.connections == 1
         assert {request.headers["Accept-Encoding"] for request in server.requests} == {"identity"}
-
-
-def test_demand_and_background_do_not_share_connections() -> None:
-    with serving() as (server, blob):
-        read(blob, 0, 10)
-        read(blob, 0, 10, background=True)
-        assert server.connections == 2
 
 
 def test_chunks_come_as_they_arrive() -> None:
@@ -294,23 +286,9 @@ def test_connections_per_host_are_bounded_and_freed() -> None:
             next(stream)
         with pytest.raises(Transient, match="all 2 connections"):
             read(blob, 0, 10)
-        assert len(read(blob, 0, 10, background=True)) == 10, "background has its own"
         streams[0].close()
         assert read(blob, 0, 10) == DATA[:10]
         streams[1].close()
-
-
-def test_paused_background_stream_stops_the_sender() -> None:
-    big = bytes(16 << 20)
-    path = PATH.replace("app", "big")
-    with RangeServer({path: big}) as server, contextlib.closing(Registry(CONFIG)) as registry:
-        blob = registry.blob(f"{server.host}/team/big", DIGEST)
-        stream = blob.stream(0, None, background=True)
-        next(stream)
-        assert stream._reply is not None
-        sock = stream._reply._raw._connection.sock  # type: ignore[union-attr]  # the test looks below the seam
-        assert sock.getsockopt(1, 8) == 2 * 128 * 1024  # SOL_SOCKET, SO_RCVBUF: the kernel doubles what was asked
-        stream.close()
 
 
 def test_nonsense_ranges_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -128,24 +128,22 @@ def test_close_drops_what_is_queued_and_what_comes_later(host: Host) -> None:
     assert not queued.began.is_set() and not late.began.is_set()
 
 
-# -- turns -----------------------------------------------------------------------------------------------------------
+# -- giving way ------------------------------------------------------------------------------------------------------
 
 
-class Turn:
-    """A thread that asks for its turn; `asked` is set when it stands in `Host.turn` and is not let through."""
+class Background:
+    """A thread of background work that gives way."""
 
-    def __init__(self, host: Host, lane: Lane = Lane.DEMAND, wanted: Callable[[], bool] = lambda: False) -> None:
-        self.asked = threading.Event()
-        self._wanted = wanted
-        self._thread = threading.Thread(target=host.turn, args=(lane, self._ask))
+    def __init__(self, host: Host) -> None:
+        self.asks = threading.Event()
+        self._host = host
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
+        assert self.asks.wait(PATIENCE_S)
 
-    def _ask(self) -> bool:
-        self.asked.set()
-        return self._wanted()
-
-    def await_ask(self) -> None:
-        assert self.asked.wait(PATIENCE_S)
+    def _run(self) -> None:
+        self.asks.set()
+        self._host.give_way()
 
     @property
     def waits(self) -> bool:
@@ -156,56 +154,45 @@ class Turn:
         assert not self._thread.is_alive()
 
 
-def test_while_nobody_waits_everyone_has_the_turn(host: Host) -> None:
-    for lane in Lane:
-        host.turn(lane, lambda: False)
+def test_on_a_quiet_host_the_background_goes_on_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_PATIENCE_S", 3600.0)
+    host.give_way()
 
 
-def test_what_no_reader_waits_for_holds_back_until_readers_are_served(host: Host) -> None:
+def test_the_background_waits_until_the_last_reader_is_served(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_QUIET_S", 0.0)
     host.urge(+1)
     host.urge(+1)
-    turn = Turn(host)
-    turn.await_ask()
+    background = Background(host)
     host.urge(-1)
-    assert turn.waits
+    assert background.waits
     host.urge(-1)
-    turn.await_pass()
+    background.await_pass()
 
 
-def test_what_a_reader_waits_for_goes_on(host: Host) -> None:
-    host.urge(+1)
-    host.turn(Lane.BACKGROUND, lambda: True)
-    reader = threading.Event()
-    turn = Turn(host, wanted=reader.is_set)
-    turn.await_ask()
-    assert turn.waits
-    reader.set()
-    host.urge(+1)  # a reader that begins to wait says so
-    turn.await_pass()
-
-
-def test_a_parked_stream_goes_on_before_its_connection_times_out(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "_PARK_S", 0.05)
-    host.urge(+1)
-    started = time.monotonic()
-    Turn(host, Lane.BACKGROUND).await_pass()
-    assert time.monotonic() - started >= 0.05
-
-
-def test_close_lets_a_parked_stream_go(host: Host) -> None:
-    host.urge(+1)
-    turn = Turn(host)
-    turn.await_ask()
-    host.close()
-    turn.await_pass()
-
-
-def test_the_background_holds_back_a_little_longer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_background_waits_for_a_pause(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A starting program that has been served asks again within milliseconds."""
     monkeypatch.setattr(host_module, "_QUIET_S", 0.1)
     host.urge(+1)
     host.urge(-1)
     served = time.monotonic()
-    host.turn(Lane.DEMAND, lambda: False)
-    host.turn(Lane.BACKGROUND, lambda: False)
+    host.give_way()
     assert time.monotonic() - served >= 0.1
+
+
+def test_readers_that_never_pause_hold_the_background_up_only_so_long(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "_PATIENCE_S", 0.05)
+    host.urge(+1)
+    started = time.monotonic()
+    host.give_way()
+    assert time.monotonic() - started >= 0.05
+
+
+def test_close_lets_the_background_go(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_PATIENCE_S", 3600.0)
+    host.urge(+1)
+    background = Background(host)
+    host.close()
+    background.await_pass()

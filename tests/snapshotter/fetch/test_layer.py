@@ -300,12 +300,45 @@ def test_a_stopped_background_stops(bench: Bench) -> None:
     bench.layer.stop_background()
     hold.release()
     bench.settle()
-    assert len(bench.blob.requests) == 1 and bench.blob.served[0] <= 3 * 8192
+    assert len(bench.blob.requests) == 1
     assert not bench.files.complete()
     start, _ = bench.span_blocks(6)
     bench.check(bench.read(start, start + 1))  # readers are served even so
     bench.layer.fill_in_background(0.0)
     assert bench.layer.completed.wait(PATIENCE_S)
+
+
+def test_a_reader_never_finds_much_background_in_front_of_it(bench: Bench) -> None:
+    bench.layer.fill_in_background(0.0)
+    assert bench.layer.completed.wait(PATIENCE_S)
+    assert len(bench.blob.requests) > 1
+    slack = 1 << 17  # what finishes the last block of a request
+    assert max(end - start for start, end in bench.blob.requests) <= layer_module._BACKGROUND_RUN + slack
+
+
+def test_the_background_gives_way_to_readers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    gives_way = threading.Event()
+    give_way = bench.host.give_way
+
+    def giving_way() -> None:
+        gives_way.set()
+        give_way()
+
+    monkeypatch.setattr(bench.host, "give_way", giving_way)
+    start, end = bench.span_blocks(8)
+    hold = bench.blob.hold(bench.span_range(8, 9)[0] + 8192)
+    read = bench.read(start, end)
+    hold.await_stream()
+    bench.layer.fill_in_background(0.0)
+    assert gives_way.wait(PATIENCE_S)
+    assert len(bench.blob.requests) == 1
+    bench.check(bench.read(0, 4))  # a reader does not wait for what gives way
+    assert bench.blob.requests[1:] == [bench.span_range(0, 1)]
+    hold.release()
+    bench.check(read)
+    assert bench.layer.completed.wait(PATIENCE_S)
+    bench.settle()
+    assert set(bench.landings.values()) == {1}
 
 
 def test_a_reader_far_behind_a_flight_does_not_wait_for_it(bench: Bench) -> None:

@@ -1,0 +1,255 @@
+"""Which way layers are attached on which kernel, and what is undone when the kernel refuses.
+
+The kernel's part is played here; `test_daemon` runs it for real.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from snapshotter import attach as attach_module
+from snapshotter.attach import Attacher, Capabilities, file_backed_ok, unmount_all
+from snapshotter.blockstore import LayerRecord, node_name
+from snapshotter.errors import Precondition
+from snapshotter.kernel.loop import LoopStatus
+from snapshotter.kernel.mountapi import MountEntry
+from snapshotter.model import Digest
+
+DIGEST = Digest("sha256:" + "0123456789abcdef" * 4)
+RECORD = LayerRecord(DIGEST, 1000, meta_size=8192, data_size=1 << 20, images=("registry.test/app:1",), implied_dirs=())
+SAFE, UNSAFE = (7, 1, 0), (6, 12, 43)
+
+
+@pytest.mark.parametrize(
+    ("release", "safe"),
+    [
+        ((5, 15, 0), False),
+        ((6, 1, 200), False),
+        ((6, 12, 71), False),
+        ((6, 12, 72), True),
+        ((6, 12, 95), True),
+        ((6, 16, 99), False),
+        ((6, 18, 10), False),
+        ((6, 18, 11), True),
+        ((6, 19, 0), False),
+        ((6, 19, 1), True),
+        ((7, 0, 0), True),
+        ((8, 3, 1), True),
+    ],
+)
+def test_file_backed_mounts_need_a_fixed_kernel(release: tuple[int, int, int], safe: bool) -> None:
+    assert file_backed_ok(release) is safe
+
+
+def test_the_running_kernel_is_probed() -> None:
+    can = Capabilities.probe()
+    assert ".".join(map(str, can.release[:2])) in os.uname().release
+
+
+@dataclass
+class Kernel:
+    """Mounts and loop devices as the kernel would keep them; `refuses` is raised by the next mount."""
+
+    device: Path
+    table: list[MountEntry] = field(default_factory=list)
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+    refuses: OSError | None = None
+    backing_device: int = 0
+
+    def mounts(self) -> list[MountEntry]:
+        return list(self.table)
+
+    def mount(self, source: str, target: str, kind: str, options: str = "") -> None:
+        self.calls.append(("mount", source, target, kind, options))
+        if self.refuses:
+            raise self.refuses
+        self.table.append(MountEntry(target=target, source=source, fstype=kind, major=7, minor=0))
+
+    def umount(self, target: str, lazy: bool = False) -> None:
+        self.calls.append(("umount", target, "lazy" if lazy else ""))
+        if self.refuses:
+            raise self.refuses
+        self.table = [entry for entry in self.table if entry.target != target]
+
+    def open_file(self, mount_fd: int, name: str) -> int:
+        self.calls.append(("open", name))
+        return os.open(os.devnull, os.O_RDONLY)
+
+    def loop(self, file_fd: int, name: str) -> int:
+        self.calls.append(("loop", name))
+        return os.open(self.device, os.O_RDONLY)
+
+    def read_ahead(self, major: int, minor: int, kib: int) -> None:
+        self.calls.append(("read_ahead", str(kib)))
+
+    def status(self, device: int) -> LoopStatus:
+        return LoopStatus(self.backing_device, 1, True)
+
+    def change_file(self, device: int, file_fd: int) -> None:
+        self.calls.append(("change_file",))
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    device = tmp_path / "device"
+    device.write_bytes(bytes(1 << 16))
+    kernel = Kernel(device)
+    for name in ("mounts", "mount", "umount", "open_file"):
+        monkeypatch.setattr(attach_module, name, getattr(kernel, name))
+    monkeypatch.setattr(attach_module.loop, "attach", kernel.loop)
+    monkeypatch.setattr(attach_module.loop, "set_read_ahead", kernel.read_ahead)
+    monkeypatch.setattr(attach_module.loop, "status", kernel.status)
+    monkeypatch.setattr(attach_module.loop, "change_file", kernel.change_file)
+    return kernel
+
+
+@pytest.fixture
+def fuse(tmp_path: Path) -> Iterator[int]:
+    """A directory in the place of the FUSE mount."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def _attacher(
+    root: Path, fuse: int, way: str, release: tuple[int, int, int] = SAFE, erofs: bool = True, loop: bool = True
+) -> Attacher:
+    return Attacher(root / "root", fuse, way, 16, 1024, Capabilities(release, erofs, loop))
+
+
+# -- what the kernel can do --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["loop", "file"])
+def test_without_erofs_nothing_can_be_mounted(tmp_path: Path, fuse: int, way: str) -> None:
+    with pytest.raises(Precondition, match="modprobe erofs"):
+        _attacher(tmp_path, fuse, way, erofs=False)
+    assert not (tmp_path / "root").exists()
+
+
+def test_without_loop_devices(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    with pytest.raises(Precondition, match="modprobe loop"):
+        _attacher(tmp_path, fuse, "loop", loop=False)
+    _attacher(tmp_path, fuse, "file", loop=False).attach(RECORD)  # a fixed kernel needs none
+    with pytest.raises(Precondition, match="modprobe loop"):
+        _attacher(tmp_path, fuse, "file", release=UNSAFE, loop=False)
+
+
+def test_a_kernel_that_is_not_fixed_gets_a_loop_device_whatever_was_asked(
+    tmp_path: Path, fuse: int, kernel: Kernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    attacher = _attacher(tmp_path, fuse, "file", release=UNSAFE)
+    [record] = caplog.records
+    assert record.getMessage() == "attach.file_backed_unsafe release=6.12.43 using=loop"
+    target = attacher.attach(RECORD)
+    assert ("loop", node_name(DIGEST)) in kernel.calls
+    assert kernel.calls[-1][2:4] == (str(target), "erofs") and "directio" not in kernel.calls[-1]
+
+
+def test_file_backed_mounts_are_always_direct(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    """Buffered ones serve zeros after a reader was killed."""
+    target = _attacher(tmp_path, fuse, "file").attach(RECORD)
+    source = f"/proc/self/fd/{fuse}/{node_name(DIGEST)}"
+    assert kernel.calls == [("mount", source, str(target), "erofs", "directio")]
+
+
+# -- mounting ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_device_is_made_ready_and_then_mounted(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    attacher = _attacher(tmp_path, fuse, "loop")
+    target = attacher.attach(RECORD)
+    assert target == attacher.path(DIGEST) == tmp_path / "root" / "m" / node_name(DIGEST)
+    assert [call[0] for call in kernel.calls] == ["open", "loop", "read_ahead", "mount"]
+    assert ("read_ahead", "16") in kernel.calls
+    assert attacher.mounted() == {node_name(DIGEST): str(target)}
+    kernel.calls.clear()
+    attacher.warm(DIGEST)
+    assert kernel.calls == [("read_ahead", "1024")]
+
+
+def test_only_root_comes_by_the_mounts(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    """Images hold set-user-ID programs; also where an older daemon left the directory open."""
+    (tmp_path / "root" / "m").mkdir(mode=0o755, parents=True)
+    assert _attacher(tmp_path, fuse, "loop").mounts_dir.stat().st_mode & 0o077 == 0
+
+
+def test_attaching_twice_mounts_once(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    attacher = _attacher(tmp_path, fuse, "loop")
+    kernel.backing_device = os.fstat(fuse).st_dev
+    _fake_loop(attacher, kernel)
+    calls = len(kernel.calls)
+    attacher.attach(RECORD)
+    assert len(kernel.calls) == calls
+
+
+def test_a_mount_of_an_earlier_daemon_gets_the_new_file(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    attacher = _attacher(tmp_path, fuse, "loop")
+    kernel.backing_device = os.fstat(fuse).st_dev + 1
+    _fake_loop(attacher, kernel)
+    kernel.calls.clear()
+    attacher.attach(RECORD)
+    assert kernel.calls == [("open", node_name(DIGEST)), ("change_file",)]
+
+
+def _fake_loop(attacher: Attacher, kernel: Kernel) -> None:
+    """A mount of the layer from a loop device that may be opened without root."""
+    entry = MountEntry(target=str(attacher.path(DIGEST)), source="/dev/loop77", fstype="erofs", major=7, minor=77)
+    kernel.table.append(entry)
+
+
+@pytest.fixture(autouse=True)
+def no_loop_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/loop77 opens as /dev/null."""
+    real = os.open
+    monkeypatch.setattr(
+        attach_module.os, "open", lambda path, *flags: real("/dev/null" if path == "/dev/loop77" else path, *flags)
+    )
+
+
+@pytest.mark.parametrize("way", ["loop", "file"])
+def test_a_refused_mount_leaves_no_descriptor_and_can_be_tried_again(
+    tmp_path: Path, fuse: int, kernel: Kernel, way: str
+) -> None:
+    attacher = _attacher(tmp_path, fuse, way)
+    kernel.refuses = OSError(errno.EINVAL, "wrong fs type")
+    with pytest.raises(OSError, match="wrong fs type"):
+        attacher.attach(RECORD)
+    assert attacher.mounted() == {}
+    kernel.refuses = None
+    assert attacher.attach(RECORD) == attacher.path(DIGEST)
+
+
+def test_detaching_unmounts_and_removes_the_mount_point(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    attacher = _attacher(tmp_path, fuse, "loop")
+    target = attacher.attach(RECORD)
+    attacher.detach(DIGEST)
+    assert kernel.calls[-1] == ("umount", str(target), "lazy")  # containers that still run keep it
+    assert not target.exists() and attacher.mounted() == {}
+
+
+# -- the daemon is gone ------------------------------------------------------------------------------------------------
+
+
+def test_unmount_all_takes_the_layers_of_its_root_only(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    attacher = _attacher(tmp_path, fuse, "loop")
+    target = attacher.attach(RECORD)
+    other = MountEntry(target=str(tmp_path / "elsewhere/m/x"), source="/dev/loop9", fstype="erofs", major=7, minor=9)
+    kernel.table.append(other)
+    assert unmount_all(tmp_path / "root") == [str(target)]
+    assert kernel.table == [other] and not target.exists()
+
+
+def test_unmount_all_says_what_to_do_about_a_layer_in_use(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    target = _attacher(tmp_path, fuse, "loop").attach(RECORD)
+    kernel.refuses = OSError(errno.EBUSY, "busy")
+    with pytest.raises(Precondition, match=f"{target} is in use: stop the containers"):
+        unmount_all(tmp_path / "root")
+    kernel.refuses = OSError(errno.EPERM, "not permitted")
+    with pytest.raises(PermissionError):
+        unmount_all(tmp_path / "root")
+    assert target.exists()

@@ -73,7 +73,9 @@ class Attacher:
         if way == "loop" and not can.loop:
             raise Precondition("this kernel has no loop devices: layers cannot be mounted lazily (modprobe loop)")
         self.mounts_dir = root / "m"
-        self.mounts_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        # nobody but root comes by here: images hold set-user-ID programs
+        self.mounts_dir.mkdir(parents=True, exist_ok=True)
+        self.mounts_dir.chmod(0o700)
         self._mount_fd = mount_fd
         self._device = os.fstat(mount_fd).st_dev
         self._way = way

@@ -14,10 +14,13 @@ Invariant: bytes are in `data` before their block says PRESENT, and only verifie
 fetch process) writes; any process may map `present` and read. `present` is allocated in full when it is made, since a
 store through a mapping into a hole of a full disk would be SIGBUS. After the machine's boot id has changed nothing
 says which writes reached the disk: PRESENT becomes UNVERIFIED, and each piece is checked against its digest on first
-use. This module does not know where bytes come from, nor FUSE.
+use; a layer whose metadata or index is not what was sealed in layer.json is dropped. This module does not know where
+bytes come from, nor FUSE.
 """
 
+import hashlib
 import json
+import logging
 import mmap
 import os
 import shutil
@@ -42,6 +45,8 @@ __all__ = [
     "node_name",
     "write_all",
 ]
+
+_log = logging.getLogger(__name__)
 
 ABSENT, PRESENT, UNVERIFIED = 0, 1, 2
 _DISTRUST = bytes([ABSENT, UNVERIFIED]) + bytes(range(2, 256))
@@ -68,10 +73,15 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> Non
         view, offset = view[written:], offset + written
 
 
+def _seal(metadata: bytes, index: bytes) -> str:
+    return hashlib.sha256(metadata + index).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class LayerRecord:
     """layer.json: sizes in bytes; `images` are the references it was pulled through, the newest last; `implied_dirs`
-    those of the layer index, in layer.json as text with undecodable bytes as surrogates."""
+    those of the layer index, in layer.json as text with undecodable bytes as surrogates; `seal` the sha256 of metadata
+    and index, one after the other (set by `Staging.publish`)."""
 
     digest: Digest
     blob_size: int
@@ -79,6 +89,7 @@ class LayerRecord:
     data_size: int
     images: tuple[str, ...]
     implied_dirs: tuple[bytes, ...]
+    seal: str = ""
 
     @property
     def image_size(self) -> int:
@@ -210,7 +221,7 @@ class Staging:
                 write_all(fd, content, 0)
             finally:
                 os.close(fd)
-        record.save(self.directory)
+        replace(record, seal=_seal(metadata, index)).save(self.directory)
         target = self._layers / self._name
         try:
             self.directory.rename(target)
@@ -244,14 +255,27 @@ class BlockStore:
         for leftover in self.layers.glob(".new-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         if self._boot_marker.exists() and self._boot_marker.read_text() != boot_id:
-            for name in self.names():
-                self._distrust(self.layers / name / "present")
+            for name in list(self.names()):
+                try:
+                    self._distrust(self.layers / name)
+                except (SnapshotterError, OSError) as error:
+                    _log.warning("layer.dropped name=%s reason=%r it will be fetched again", name, str(error))
+                    shutil.rmtree(self.layers / name)
         self._boot_marker.write_text(boot_id)
 
     @staticmethod
-    def _distrust(present: Path) -> None:
-        with present.open("r+b") as file:
+    def _distrust(directory: Path) -> None:
+        """Have every block of the layer checked again. SnapshotterError or OSError when what cannot be checked block
+        by block did not survive whole."""
+        record = LayerRecord.load(directory)
+        if _seal((directory / "meta").read_bytes(), (directory / "index").read_bytes()) != record.seal:
+            raise SnapshotterError("metadata or index are not what was written")
+        if (directory / "data").stat().st_size != record.data_size:
+            raise SnapshotterError("the data file is not as long as it was")
+        with (directory / "present").open("r+b") as file:
             states = file.read()
+            if len(states) != max(record.blocks, 1):
+                raise SnapshotterError("the presence map is not as long as it was")
             file.seek(0)
             file.write(states.translate(_DISTRUST))
 

@@ -93,6 +93,20 @@ def test_after_a_reboot_nothing_is_trusted_and_leftovers_are_swept(tmp_path: Pat
     abandoned.discard()
 
 
+@pytest.mark.parametrize("name", ["meta", "index", "data", "present", "layer.json"])
+def test_after_a_reboot_a_layer_that_did_not_survive_whole_is_dropped(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = BlockStore(tmp_path)
+    store.recover("boot-1")
+    directory = _publish(store, absent=[(2, 3)])
+    os.truncate(directory / name, os.path.getsize(directory / name) // 2)
+    store.recover("boot-2")
+    assert store.find(DIGEST) is None
+    assert "layer.dropped" in caplog.text
+    caplog.clear()
+
+
 def test_two_publishers_of_one_layer_end_with_one(tmp_path: Path) -> None:
     store = BlockStore(tmp_path)
     first = _publish(store, absent=[])

@@ -1,0 +1,336 @@
+"""Fuzzing of everything in blockindex that reads bytes of strangers.
+
+    python -m tests.blockindex.fuzz TARGET --seconds 3600 [--seed N]
+
+Targets: `tar` (a layer's tar), `layer` (a compressed blob), `index` (an index file), `metadata` (EROFS metadata). For
+each, whatever the input, within `LIMIT_S` and `LIMIT_BYTES`: BlockIndexError, or a result that agrees with itself.
+Inputs that end in a way not seen before (the lines of the traceback, or the rough shape of the result) are mutated
+further, and kept in tests/blockindex/corpus/TARGET when run by hand; tests replay them all. A finding is written to
+tests/blockindex/findings/ and raised.
+"""
+
+import argparse
+import hashlib
+import random
+import resource
+import struct
+import time
+import traceback
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from blockindex.codec import PROLOGUE_SIZE, decode_index, encode_index
+from blockindex.columns import compress, decompress, pack, unpack
+from blockindex.decoder import SpanDecoder
+from blockindex.erofs import build_metadata, validate_metadata, walk
+from blockindex.erofs.ondisk import checksum
+from blockindex.errors import BlockIndexError
+from blockindex.layerindex import LayerIndex
+from blockindex.model import BLOCK
+from blockindex.summary import cost_of, summarise
+from blockindex.tar import TarReader
+from proto import layerindex_pb2 as pb
+from tests.blockindex.layers import BLOBS, archive, build, chunks
+from tests.blockindex.test_tar import CASES
+
+__all__ = ["TARGETS", "Fuzzer", "Target"]
+
+HERE = Path(__file__).parent
+LIMIT_S = 10.0
+LIMIT_BYTES = 600 << 20
+_MAX_INPUT = 1 << 18
+_JUNK = random.Random(0).randbytes(1 << 16)
+_NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 511, 512, 4095, 4096, 4097, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1)
+
+
+@dataclass(frozen=True)
+class Target:
+    """`seeds` makes inputs to begin with, `mutate` repairs or restructures what the blind mutations made, `run` reads
+    an input and returns the shape of the result."""
+
+    seeds: Callable[[], Iterator[bytes]]
+    mutate: Callable[[bytearray, random.Random], bytes]
+    run: Callable[[bytes], object]
+
+
+# --- tar
+
+
+def _tar_seeds() -> Iterator[bytes]:
+    for tar, _ in CASES.values():
+        yield tar
+    yield archive(seed=2, files=8)
+
+
+def _tar_mutate(data: bytearray, rng: random.Random) -> bytes:
+    """Right checksums, mostly: a header with a wrong one is not read any further."""
+    if rng.random() < 0.9:
+        for start in range(0, len(data) - 511, 512):
+            if data[start + 257 : start + 262] == b"ustar" or rng.random() < 0.02:
+                data[start + 148 : start + 156] = b" " * 8
+                data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
+    return bytes(data)
+
+
+def _tar_run(data: bytes) -> object:
+    ends = []
+    for size in (len(data) or 1, 700):
+        reader = TarReader()
+        extents = [extent for part in chunks(data, size) for extent in reader.feed(part)]
+        tree = reader.finish()
+        metadata = build_metadata(tree, reader.data_size, bytes(16))
+        validate_metadata(metadata, reader.data_size)
+        ends.append((extents, metadata))
+    assert ends[0] == ends[1], "what comes out depends on how the bytes came in"
+    return _log2(len(ends[0][0])), _log2(sum(1 for _ in walk(ends[0][1])))
+
+
+# --- compressed layers
+
+
+def _layer_seeds() -> Iterator[bytes]:
+    for kind, compress_ in BLOBS.items():
+        if kind in ("tar", "zstd", "zstd-frames", "gzip-6", "fixed", "stored-members", "full-header", "small-blocks"):
+            yield compress_(archive(seed=9, files=5))
+
+
+def _layer_mutate(data: bytearray, rng: random.Random) -> bytes:
+    if rng.random() < 0.5:
+        return bytes(data)
+    tar = _tar_mutate(bytearray(_blind(archive(seed=rng.choice((3, 4, 5, 9)), files=4), rng)), rng)
+    return rng.choice([BLOBS["gzip-1"], BLOBS["zstd"], BLOBS["small-blocks"], BLOBS["stored-members"]])(tar)
+
+
+def _layer_run(data: bytes) -> object:
+    index, region = build(data, span_size=2000, chunk=5000)
+    decoded = decode_index(encode_index(index))
+    assert decoded == index
+    for span in range(len(decoded.spans)):
+        decoder = SpanDecoder(decoded, span, span + 1)
+        for piece in decoder.feed(data[decoder.blob_start : decoder.blob_end]):
+            assert piece.data == region[piece.block_start * BLOCK : piece.block_end * BLOCK]
+        assert decoder.done
+    return index.compression, _log2(len(index.spans)), _log2(len(index.files))
+
+
+# --- index files
+
+
+def _index_seeds() -> Iterator[bytes]:
+    yield (HERE / "golden-v1.bsi").read_bytes()
+    for kind in ("tar", "zstd-frames", "gzip-6", "stored-members"):
+        yield encode_index(build(BLOBS[kind](archive(seed=2, files=8)), span_size=5000)[0])
+
+
+def _index_mutate(data: bytearray, rng: random.Random) -> bytes:
+    """Blind damage first; then, mostly, numbers inside the compressed tables, bytes inside the compressed metadata."""
+    end = PROLOGUE_SIZE + int.from_bytes(data[16:24], "little")
+    try:
+        head = pb.LayerIndexHead.FromString(bytes(data[PROLOGUE_SIZE:end]))
+        if rng.random() < 0.7:
+            _damage_tables(head, rng)
+        raw = head.SerializeToString()
+    except (DecodeError, BlockIndexError, ValueError):
+        raw = bytes(data[PROLOGUE_SIZE:end])
+    return bytes(data[:16]) + struct.pack("<Q32s", len(raw), hashlib.sha256(raw).digest()) + raw + bytes(data[end:])
+
+
+def _damage_tables(head: pb.LayerIndexHead, rng: random.Random) -> None:
+    match rng.randrange(5):
+        case 0 | 1 | 2:
+            message, count = rng.choice(((head.files, 3), (head.spans, 5)))
+            columns = [array("Q", column) for column in unpack(message.zstd, message.rows, count, "fuzz")]
+            for _ in range(rng.randint(1, 3)):
+                if message.rows:
+                    column, row = rng.choice(columns), rng.randrange(message.rows)
+                    column[row] = (rng.choice((column[row], 0)) + rng.choice((*_NUMBERS, rng.randrange(9000)))) % 2**64
+            message.zstd = pack(columns)
+        case 3:
+            metadata = bytearray(decompress(head.metadata_zstd, head.metadata_size, 1 << 24, "fuzz"))
+            head.metadata_zstd = compress(_metadata_mutate(metadata, rng))
+        case _:
+            name = rng.choice(("blob_size", "tar_size", "metadata_size", "data_size", "windows_size", "compression"))
+            setattr(head, name, rng.choice(_NUMBERS) % (4 if name == "compression" else 2**64))
+
+
+def _index_run(data: bytes) -> object:
+    index = decode_index(data)
+    assert decode_index(encode_index(index)) == index
+    list(index.spans)
+    summarise(index)
+    _use(index)
+    return index.compression, _log2(len(index.spans)), _log2(len(index.files)), len(index.implied_dirs)
+
+
+def _use(index: LayerIndex) -> None:
+    """What the daemon does with an index whose layer may be another: read here, and decode junk."""
+    for block in range(0, min(index.block_count, 5000), 7):
+        span, piece = index.span_of_block(block), index.piece_of_block(block)
+        assert (span is None) == index.is_hole(block)
+        assert span is None or piece is not None
+        cost_of(index, block * BLOCK, block * BLOCK + 1)
+    for span in range(min(len(index.spans), 50)):
+        decoder = SpanDecoder(index, span, span + 1)
+        size = min(decoder.blob_end - decoder.blob_start, 1 << 16)
+        try:
+            assert not decoder.feed(_JUNK[:size]), "junk has matched a digest"
+        except BlockIndexError:
+            continue
+
+
+# --- EROFS metadata
+
+
+def _metadata_seeds() -> Iterator[bytes]:
+    for seed in _index_seeds():
+        yield decode_index(seed).metadata
+
+
+def _metadata_mutate(data: bytearray, rng: random.Random) -> bytes:
+    """Changes whole fields, then makes the superblock right."""
+    for _ in range(rng.randint(0, 3)):
+        size = rng.choice((1, 2, 4, 8))
+        if len(data) >= 1152:
+            # Inodes and names, not the zeros between: 32-byte slots that hold something.
+            place = rng.randrange(1024, len(data) - 8) // size * size
+            old = int.from_bytes(data[place : place + size], "little")
+            new = rng.choice((old + 1, old - 1, old ^ 1 << rng.randrange(8 * size), rng.choice(_NUMBERS)))
+            data[place : place + size] = (new % (1 << 8 * size)).to_bytes(size, "little")
+    if len(data) >= BLOCK and rng.random() < 0.9:
+        data[1028:1032] = checksum(bytes(data[:BLOCK])).to_bytes(4, "little")
+    return bytes(data)
+
+
+def _metadata_run(data: bytes) -> object:
+    (blocks,) = struct.unpack_from("<I", data.ljust(BLOCK, b"\0"), 1024 + 36)
+    data_size = max(blocks * BLOCK - len(data), 0)
+    validate_metadata(data, data_size)
+    entries = list(walk(data))
+    assert entries[0].path == b"/" and len({entry.path for entry in entries}) == len(entries)
+    for entry in entries:
+        assert entry.data_offset is None or 0 <= entry.data_offset <= data_size - entry.size
+    return _log2(len(entries))
+
+
+TARGETS = {
+    "tar": Target(_tar_seeds, _tar_mutate, _tar_run),
+    "layer": Target(_layer_seeds, _layer_mutate, _layer_run),
+    "index": Target(_index_seeds, _index_mutate, _index_run),
+    "metadata": Target(_metadata_seeds, _metadata_mutate, _metadata_run),
+}
+
+
+# --- the machine
+
+
+class Fuzzer:
+    """One run over one target; `seen` counts how inputs ended, `corpus` holds an input for each such end."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name = name
+        self.target = TARGETS[name]
+        self.rng = random.Random(seed)
+        self.seen: dict[object, int] = {}
+        self.corpus: list[bytes] = []
+        self.runs = 0
+
+    def replay(self) -> None:
+        """Run the seeds and the kept corpus, all of which are mutated later."""
+        inputs = [*self.target.seeds(), *(path.read_bytes() for path in kept(self.name))]
+        for data in inputs:
+            self.try_one(data)
+        self.corpus = inputs
+
+    def run(self, seconds: float) -> None:
+        """Mutate for so long what has been replayed or has ended in a new way."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            data = _blind(self.rng.choice(self.corpus), self.rng)
+            self.try_one(self.target.mutate(bytearray(data), self.rng)[:_MAX_INPUT])
+
+    def try_one(self, data: bytes) -> bool:
+        """Whether the input ended in a new way; a finding is written down and raised as AssertionError."""
+        self.runs += 1
+        started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            shape = self.target.run(data)
+        except BlockIndexError as error:
+            shape = tuple((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[1:])
+        except Exception as error:
+            raise AssertionError(f"{self._finding(data)} raises {type(error).__name__}: {error}") from error
+        seconds = time.monotonic() - started
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+        if seconds > LIMIT_S or grown > LIMIT_BYTES:
+            raise AssertionError(f"{self._finding(data)} takes {seconds:.1f} s and {grown} bytes")
+        self.seen[shape] = self.seen.get(shape, 0) + 1
+        if self.seen[shape] == 1:
+            self.corpus.append(data)
+        return self.seen[shape] == 1
+
+    def _finding(self, data: bytes) -> Path:
+        path = HERE / "findings" / f"{self.name}-{hashlib.sha256(data).hexdigest()[:12]}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        return path
+
+
+def kept(name: str) -> list[Path]:
+    """The corpus of a target."""
+    return sorted((HERE / "corpus" / name).glob("*"))
+
+
+def _blind(data: bytes, rng: random.Random) -> bytes:
+    """A few mutations that know nothing of the format."""
+    out = bytearray(data)
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
+        if not out:
+            return b"\0"
+        place, other = rng.randrange(len(out)), rng.randrange(len(out))
+        size = rng.choice((1, 2, 4, 8, 12, 32, 512, 4096))
+        match rng.randrange(8):
+            case 0 | 1:
+                out[place] ^= 1 << rng.randrange(8)
+            case 2:
+                out[place] = rng.randrange(256)
+            case 3:
+                out[place : place + size] = rng.choice(_NUMBERS).to_bytes(8, rng.choice(("little", "big")))[:size]
+            case 4:
+                out[place : place + size] = out[other : other + size]
+            case 5:
+                del out[place : place + size]
+            case 6:
+                out[place:place] = out[other : other + size]
+            case _:
+                del out[place:]
+    return bytes(out)
+
+
+def _log2(count: int) -> int:
+    return count.bit_length()
+
+
+def main() -> None:
+    """Run by hand: prints what was found, keeps what ended in new ways."""
+    parser = argparse.ArgumentParser(description="Fuzz one target of blockindex.")
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    args = parser.parse_args()
+    fuzzer = Fuzzer(args.target, args.seed)
+    fuzzer.replay()
+    known, ends = len(fuzzer.corpus), len(fuzzer.seen)
+    fuzzer.run(args.seconds)
+    directory = HERE / "corpus" / args.target
+    directory.mkdir(parents=True, exist_ok=True)
+    for data in fuzzer.corpus[known:]:
+        if len(data) <= 1 << 13:  # a repository is no place for large ones
+            (directory / hashlib.sha256(data).hexdigest()[:12]).write_bytes(data)
+    print(f"{args.target}: {fuzzer.runs} inputs, {len(fuzzer.seen)} ends ({ends} known), seed {args.seed}")
+
+
+if __name__ == "__main__":
+    main()

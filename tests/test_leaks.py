@@ -32,7 +32,7 @@ CASES = {
 
 
 def _pytest(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
-    conftest = Path(__file__).with_name("conftest.py").read_text().replace("GRACE_S = 3.0", "GRACE_S = 0.3")
+    conftest = Path(__file__).with_name("conftest.py").read_text().replace("GRACE_S = 3.0", "GRACE_S = 0.2")
     (directory / "conftest.py").write_text(conftest)
     (directory / "test_case.py").write_text(source)
     (directory / "pytest.ini").write_text("[pytest]\nmarkers = system\n")
@@ -44,14 +44,21 @@ def _pytest(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=pytest.mark.system if "system" in CASES[k] else ()) for k in CASES]
-)
-def test_a_leak_fails_the_test(kind: str, tmp_path: Path) -> None:
-    done = _pytest(tmp_path, CASES[kind])
+def _check(directory: Path, kinds: list[str]) -> None:
+    """Each leak fails its test, and the test beside them that leaks nothing passes."""
+    clean = "def test_clean(tmp_path): open(tmp_path / 'x', 'w').close()\n"
+    sources = [CASES[kind].replace("def test(", f"def test_{number}(") for number, kind in enumerate(kinds)]
+    done = _pytest(directory, "\n".join([clean, *sources]))
     assert done.returncode == 1, done.stdout
-    assert f"left behind: {kind}" in done.stdout
+    assert f"{len(kinds) + 1} passed, {len(kinds)} errors" in done.stdout, done.stdout
+    for kind in kinds:
+        assert f"left behind: {kind}" in done.stdout, done.stdout
 
 
-def test_a_clean_test_passes(tmp_path: Path) -> None:
-    assert _pytest(tmp_path, "def test(tmp_path): open(tmp_path / 'x', 'w').close()").returncode == 0
+def test_a_leak_fails_the_test_that_leaks(tmp_path: Path) -> None:
+    _check(tmp_path, [kind for kind in CASES if "system" not in CASES[kind]])
+
+
+@pytest.mark.system
+def test_a_leak_of_the_system_fails_the_test_that_leaks(tmp_path: Path) -> None:
+    _check(tmp_path, [kind for kind in CASES if "system" in CASES[kind]])

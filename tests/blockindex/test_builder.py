@@ -130,12 +130,12 @@ def test_metadata_describes_the_tar() -> None:
 
 
 def test_memory_does_not_grow_with_the_layer() -> None:
-    """60 MB of tar pass through in a few megabytes (the index of it is 40 kB)."""
+    """30 MB of tar pass through in a few megabytes (the index of it is 20 kB)."""
     rng = random.Random(1)
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as writer:
         block = rng.randbytes(100_000)
-        for number in range(60):
+        for number in range(30):
             info = tarfile.TarInfo(f"f{number}")
             info.size = 1_000_000
             writer.addfile(info, io.BytesIO(block * 10))

@@ -15,14 +15,14 @@ from blockindex.model import BLOCK, Extent, block_ceil
 def tables(draw: st.DrawFn) -> tuple[FileTable, int, int]:
     """A table, its tar size and its data size; sparse files have several extents in one run of blocks."""
     extents, tar, data = [], 0, 0
-    for _ in range(draw(st.integers(0, 8))):
+    for _ in range(draw(st.integers(0, 5))):
         tar += draw(st.sampled_from([0, 512, 1500]))
         start = data = block_ceil(data)
         segments = draw(st.integers(1, 3))
         for _ in range(segments):
             if segments > 1:
                 data += draw(st.sampled_from([0, 1, 100, BLOCK, 3 * BLOCK + 7]))
-            size = draw(st.sampled_from([1, 7, 100, BLOCK, BLOCK + 1, 3 * BLOCK]))
+            size = draw(st.sampled_from([1, 7, 100, 500, BLOCK, BLOCK + 1, 2 * BLOCK]))
             extents.append(Extent(tar, data, size))
             tar, data = tar + size, data + size
         data = max(data, start + 1) + draw(st.sampled_from([0, 0, 2 * BLOCK]))
@@ -31,10 +31,15 @@ def tables(draw: st.DrawFn) -> tuple[FileTable, int, int]:
 
 def stored(table: FileTable) -> list[tuple[int, int]]:
     """(tar offset, data offset) of each stored byte."""
+    extents = [table[row] for row in range(len(table))]
     return [
-        (table[row].tar_offset + i, table[row].data_offset + i)
-        for row in range(len(table))
-        for i in range(table[row].size)
+        place
+        for extent in extents
+        for place in zip(
+            range(extent.tar_offset, extent.tar_offset + extent.size),
+            range(extent.data_offset, extent.data_offset + extent.size),
+            strict=True,
+        )
     ]
 
 

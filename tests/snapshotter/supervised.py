@@ -16,8 +16,8 @@ from snapshotter.fuse.ring import Ring
 from snapshotter.supervisor import Resources, Supervisor
 
 supervisor._TICK_S = 0.05
-supervisor._STUCK_S = 0.3
-supervisor._STOP_S = 0.3
+supervisor._STUCK_S = 0.2
+supervisor._STOP_S = 0.2
 
 Main = Callable[[], None]
 

@@ -306,6 +306,18 @@ def test_image_too_large() -> None:
         build_metadata(Tree(), (2**32 - 1) * BLOCK, UUID)
 
 
+@pytest.mark.system  # needs no root: the mark keeps its 5 s out of the quick runs
+def test_100_000_entries_in_one_directory() -> None:
+    tree = Tree()
+    for number in range(100_000):
+        tree.add_file([b"d", b"file-%06d" % (number * 7919 % 100_000)], PLAIN, number % 3, number * BLOCK)
+    data_size = 100_000 * BLOCK
+    metadata = build_metadata(tree, data_size, UUID)
+    validate_metadata(metadata, data_size)
+    names = [entry.path for entry in walk(metadata)][2:]
+    assert names == [b"/d/file-%06d" % number for number in range(100_000)]
+
+
 def test_deep_tree() -> None:
     layer = unpack(pax([(b"path", b"d/" * 2000 + b"f")]) + file(b"x", b"1") + END)
     assert layer.content(b"/" + b"d/" * 2000 + b"f") == b"1"
@@ -313,7 +325,7 @@ def test_deep_tree() -> None:
 
 def test_walk_does_not_follow_endless_paths() -> None:
     tree = Tree()
-    parts = [b"d" * 200] * 45
+    parts = [b"d" * 200] * 400
     directory = tree.root
     for part in parts:
         directory.children[part] = child = Dir(0o40755, 0, 0, 0, None)

@@ -10,7 +10,7 @@ from typing import Final
 
 from blockindex.errors import Corrupt
 
-__all__ = ["XATTR_PREFIX", "Pax", "decimal", "meaningful_keys", "parse_pax"]
+__all__ = ["XATTR_PREFIX", "Pax", "decimal", "global_path", "parse_pax"]
 
 XATTR_PREFIX: Final = b"SCHILY.xattr."
 _SPARSE_PREFIX: Final = b"GNU.sparse."
@@ -20,7 +20,7 @@ _NS = 10**9
 
 @dataclass(slots=True)
 class Pax:
-    """What the records say; None where there is no record (or an empty one, which means "as in the header").
+    """What the records say; None where there is no record (or the last one is empty, which means "as in the header").
 
     `sparse` holds the GNU.sparse.* records by the rest of their key, the last of each; `sparse_list` the values of
     GNU.sparse.offset and .numbytes (format 0.0) in order.
@@ -51,18 +51,18 @@ def parse_pax(data: bytes, offset: int) -> Pax:
                 pax.sparse_list.append(value)
             else:
                 pax.sparse[name] = value
-        elif value and key in _PLAIN_KEYS:
+        elif key in _PLAIN_KEYS:
             _set_plain(pax, key, value, position)
     return pax
 
 
-def meaningful_keys(data: bytes, offset: int) -> list[bytes]:
-    """Those keys of the records in `data` that would change an entry if they were applied to it."""
-    return [
-        key
-        for key, value, _ in _records(data, offset)
-        if value and (key in _PLAIN_KEYS or key.startswith((XATTR_PREFIX, _SPARSE_PREFIX)))
-    ]
+def global_path(data: bytes, offset: int) -> bytes | None:
+    """The path that the records in `data`, the payload of a global header, give the header itself."""
+    found = None
+    for key, value, position in _records(data, offset):
+        if key == b"path":
+            found = _without_nul(key, value, position)
+    return found
 
 
 def decimal(text: bytes, what: str, offset: int) -> int:
@@ -93,15 +93,27 @@ def _records(data: bytes, offset: int) -> list[tuple[bytes, bytes, int]]:
 
 
 def _set_plain(pax: Pax, key: bytes, value: bytes, offset: int) -> None:
+    """Note a record; the last one of a key counts, and an empty one means "as in the header"."""
     match key:
         case b"path" | b"linkpath":
-            if b"\0" in value:
-                raise Corrupt("PAX record", f"NUL in {key.decode()}", offset)
-            setattr(pax, key.decode(), value)
+            setattr(pax, key.decode(), _without_nul(key, value, offset))
         case b"mtime":
-            pax.mtime_ns = _time_ns(value, offset)
+            pax.mtime_ns = _time_ns(value, offset) if value else None
+        case b"uid" | b"gid":
+            setattr(pax, key.decode(), _signed(value, key.decode(), offset) if value else None)
         case _:
-            setattr(pax, key.decode(), decimal(value, key.decode(), offset))
+            setattr(pax, key.decode(), decimal(value, key.decode(), offset) if value else None)
+
+
+def _signed(value: bytes, what: str, offset: int) -> int:
+    number = decimal(value.removeprefix(b"-"), what, offset)
+    return -number if value.startswith(b"-") else number
+
+
+def _without_nul(key: bytes, value: bytes, offset: int) -> bytes | None:
+    if b"\0" in value:
+        raise Corrupt("PAX record", f"NUL in {key.decode()}", offset)
+    return value or None
 
 
 def _time_ns(value: bytes, offset: int) -> int:

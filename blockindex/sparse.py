@@ -20,6 +20,7 @@ __all__ = [
     "header_segments",
     "pax_segments",
     "pax_version",
+    "sparse_name",
 ]
 
 Segments = list[tuple[int, int]]
@@ -45,15 +46,21 @@ def extension_segments(block: bytes, offset: int) -> tuple[Segments, bool]:
 
 
 def pax_version(pax: Pax) -> str | None:
-    """The PAX sparse format that the records announce: "0" (map in the records), "1" (map in the payload) or None."""
+    """The PAX sparse format that the records announce: "0" (map in the records), "1" (map in the payload), or None:
+    no sparse file, or of a version that nobody knows, which containerd takes for a plain file."""
     version = pax.sparse.get(b"major", b""), pax.sparse.get(b"minor", b"")
     if version == (b"1", b"0"):
         return "1"
     if version in ((b"0", b"0"), (b"0", b"1")):
         return "0"
     if version != (b"", b""):
-        raise Unsupported(f"sparse format {version[0]!r}.{version[1]!r}: only 0.0, 0.1 and 1.0 are known")
+        return None
     return "0" if pax.sparse.get(b"map") or pax.sparse_list else None
+
+
+def sparse_name(pax: Pax) -> bytes | None:
+    """The name that the sparse records give; it goes before all others."""
+    return pax.sparse.get(b"name") if pax.sparse and pax_version(pax) else None
 
 
 def pax_segments(pax: Pax, offset: int) -> Segments:

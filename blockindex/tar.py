@@ -16,7 +16,7 @@ from typing import Final
 from blockindex.errors import Corrupt, Unsupported
 from blockindex.layerpath import MAX_PATH, Role, clean_path, role_of
 from blockindex.model import BLOCK, Extent, block_ceil
-from blockindex.pax import Pax, meaningful_keys, parse_pax
+from blockindex.pax import Pax, global_path, parse_pax
 from blockindex.sparse import (
     MAX_MAP_BYTES,
     MapText,
@@ -26,6 +26,7 @@ from blockindex.sparse import (
     header_segments,
     pax_segments,
     pax_version,
+    sparse_name,
 )
 from blockindex.tarheader import RECORD, Header, device_numbers, has_valid_checksum, parse_header
 from blockindex.tree import Attributes, Tree
@@ -152,7 +153,7 @@ class TarReader:
         padded = header.size + -header.size % RECORD
 
         def on_records(data: bytes) -> None:
-            self._on_records(header.typeflag, data[: header.size], offset + RECORD)
+            self._on_records(header, data[: header.size], offset + RECORD)
             self._expect(self._on_header)
 
         if padded:
@@ -160,42 +161,46 @@ class TarReader:
         else:
             on_records(b"")
 
-    def _on_records(self, typeflag: bytes, data: bytes, offset: int) -> None:
-        match typeflag:
+    def _on_records(self, header: Header, data: bytes, offset: int) -> None:
+        match header.typeflag:
             case b"x":
                 self._pax = parse_pax(data, offset)
             case b"g":
-                # POSIX applies these to all entries that follow; containerd ignores them. As long as that makes no
-                # difference so do we; if it does, let containerd decide.
-                if keys := meaningful_keys(data, offset):
-                    raise Unsupported(f"global PAX header at byte {offset} sets {keys[0]!r}: tools disagree on it")
+                self._on_global(global_path(data, offset) or header.name, offset)
             case b"L":
                 self._long_name = data.partition(b"\0")[0]
             case _:
                 self._long_link = data.partition(b"\0")[0]
 
+    def _on_global(self, name: bytes, offset: int) -> None:
+        """A global PAX header. POSIX applies its records to all entries that follow; for containerd it is an entry that
+        becomes no file: it has a name, so parents appear and what has the name goes, it ends what an extended header
+        before it began, and its records have no effect. Images are what containerd makes of them."""
+        self._pax = self._long_name = self._long_link = None
+        parts, role = _place_of(name, offset)
+        if role is Role.ENTRY:
+            self._tree.remove(parts)
+        elif role is not Role.ROOT:
+            self._on_special(role, b"g", parts, Attributes(0, 0, 0, 0))
+
     def _on_entry(self, header: Header, block: bytes, offset: int) -> None:
-        pax, long_name, long_link = self._pax, self._long_name, self._long_link
-        if pax is None and long_name is None and long_link is None:
-            name, link, size = header.name, header.linkname, header.size
+        pax, name, link, size = self._pax, header.name, header.linkname, header.size
+        if pax is None and self._long_name is None and self._long_link is None:
             attributes = Attributes(header.mode, header.uid, header.gid, header.mtime * _NS)
         else:
-            self._pax = self._long_name = self._long_link = None
             pax = pax or Pax()
-            name = long_name or pax.sparse.get(b"name") or pax.path or header.name
-            link = long_link or pax.linkpath or header.linkname
-            size = header.size if pax.size is None else pax.size
+            name = sparse_name(pax) or self._long_name or pax.path or name
+            link = self._long_link or pax.linkpath or link
+            size = size if pax.size is None else pax.size
             attributes = _merged(header, pax)
+            self._pax = self._long_name = self._long_link = None
         typeflag = header.typeflag
         if typeflag == b"\0" and name.endswith(b"/"):
             typeflag = b"5"  # how V7 tars mark directories
         if typeflag not in _FILES and typeflag not in _OTHERS:
             raise Unsupported(f"tar entry at byte {offset} has the type {typeflag!r}, which is not served")
-        if len(name) > MAX_PATH:
-            raise Unsupported(f"tar entry at byte {offset} has a name of {len(name)} bytes; Linux allows {MAX_PATH}")
         self._expect(self._on_header)
-        parts = clean_path(name)
-        role = role_of(parts) if b".wh." in name or not parts else Role.ENTRY
+        parts, role = _place_of(name, offset)
         if typeflag in _FILES:
             self._begin_file(typeflag, header, block, parts if role is Role.ENTRY else None, attributes, size, pax)
         elif typeflag == b"1" and size:
@@ -216,7 +221,7 @@ class TarReader:
             case Role.ROOT if typeflag == b"5":
                 self._tree.add_dir(parts, attributes)
             case _:
-                pass  # aufs's metadata; a root that is no directory
+                pass  # a root that is no directory
 
     def _place(
         self, typeflag: bytes, block: bytes, parts: list[bytes], attributes: Attributes, link: bytes, offset: int
@@ -332,6 +337,14 @@ class TarReader:
         for offset, length in segments:
             self._extents.append(Extent(tar_offset, start + offset, length))
             tar_offset += length
+
+
+def _place_of(name: bytes, offset: int) -> tuple[list[bytes], Role]:
+    """Where the entry at `offset` belongs."""
+    if len(name) > MAX_PATH:
+        raise Unsupported(f"tar entry at byte {offset} has a name of {len(name)} bytes; at most {MAX_PATH} are served")
+    parts = clean_path(name)
+    return parts, role_of(parts) if b".wh." in name or not parts else Role.ENTRY
 
 
 def _merged(header: Header, pax: Pax) -> Attributes:

@@ -10,22 +10,21 @@ Knows nothing of tar or EROFS. Rules, in the order of the archive:
 - A hard link shares its target's inode and gives it its own header's attributes, as containerd does. One that comes
   before its target (which containerd refuses) is resolved at the end and leaves the target as it is.
 - `.wh.NAME` becomes overlayfs's whiteout, a char device 0:0 of mode 0 called NAME; `.wh..wh..opq` becomes
-  `trusted.overlay.opaque=y` on its directory; other `.wh..wh.` names are aufs's and are left out, with all below them.
+  `trusted.overlay.opaque=y` on its directory; other `.wh..wh.` names are aufs's and are taken out at the end, with all
+  below them: until then there may be hard links to them.
 - A whiteout hides only lower layers. If the layer holds NAME too, before or after the whiteout, the file wins, and a
   directory becomes opaque: that is the OCI specification. (containerd's overlay unpacking fails if the whiteout comes
   second and forgets it if it comes first.)
-- xattrs that no kernel would store (unknown namespaces; `user.*` on other than files and directories) are left out, as
-  in unpacking, and so are `trusted.*`, which could tell overlayfs lies; xattrs and names that are legal but too large
-  for EROFS are Unsupported.
+- What an entry's attributes leave of an inode is said in `nodes`. Names too large for EROFS are Unsupported.
 """
 
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from blockindex.errors import Corrupt, Unsupported
-from blockindex.layerpath import MAX_PATH, WHITEOUT, WHITEOUT_META
+from blockindex.layerpath import MAX_IMPLIED_PATH, MAX_PATH, WHITEOUT, WHITEOUT_META, show_path
+from blockindex.nodes import Attributes, Device, Dir, File, Node, Symlink, apply_attributes, new_dir
 
 __all__ = [
     "OPAQUE_XATTR",
@@ -40,64 +39,8 @@ __all__ = [
 
 OPAQUE_XATTR = b"trusted.overlay.opaque"
 
-_ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
-_XATTR_PREFIXES = (b"user.", b"security.")
 _MAX_LINKS = 255
-_TYPE = 0o170000
-_MODES: dict[int, int] = {}  # at most 64 Ki values: one int object for all inodes of a mode, 28 bytes each less
-_MAX_UID = 2**32 - 2  # 2^32 - 1 is chown's "leave it as it is"
-_MAX_MTIME_NS = (2**63 - 1) * 10**9
-
-
-class Attributes(NamedTuple):
-    """What every entry has: permission bits (0o7777), owner, time in ns since 1970, xattrs by their full name."""
-
-    mode: int
-    uid: int
-    gid: int
-    mtime_ns: int
-    xattrs: dict[bytes, bytes] | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """An inode: `mode` with the type bits; compared and hashed by identity, for hard links share it."""
-
-    mode: int
-    uid: int
-    gid: int
-    mtime_ns: int
-    xattrs: dict[bytes, bytes] | None
-
-
-@dataclass(slots=True, eq=False)
-class File(Node):
-    """A regular file: `size` bytes at `data_offset` of the data region (0 when empty)."""
-
-    size: int
-    data_offset: int
-
-
-@dataclass(slots=True, eq=False)
-class Symlink(Node):
-    target: bytes
-
-
-@dataclass(slots=True, eq=False)
-class Device(Node):
-    """A char or block device (with numbers), a fifo (without), or an overlayfs whiteout."""
-
-    major: int
-    minor: int
-
-
-@dataclass(slots=True, eq=False)
-class Dir(Node):
-    """`whiteouts`: names of children that lower layers must not show; `implied`: no entry has described it (yet)."""
-
-    children: dict[bytes, Node] = field(default_factory=dict)
-    whiteouts: set[bytes] | None = None
-    implied: bool = False
+_MAX_IMPLIED_BYTES = 64 << 20  # of paths of implied directories: what a layer cannot have, but a trap can
 
 
 @dataclass(slots=True, eq=False)
@@ -111,8 +54,9 @@ class Tree:
     """The tree of one layer; apply the entries in archive order, then call `finish` once."""
 
     def __init__(self) -> None:
-        self.root = _new_dir()
+        self.root = new_dir()
         self._forwards: list[tuple[Dir, bytes, _Forward]] = []
+        self._aufs: list[tuple[Dir, bytes]] = []  # names of aufs's metadata, to take out
         # The parent of the last entry: archives list directories in runs. Void once a directory is replaced.
         self._last_parent: tuple[list[bytes], Dir] = ([], self.root)
 
@@ -122,14 +66,14 @@ class Tree:
     def add_dir(self, parts: list[bytes], attributes: Attributes) -> None:
         """Add or merge a directory; the root too (no parts)."""
         if not parts:
-            _apply(self.root, Attributes(0o755, 0, 0, attributes.mtime_ns), parts)
+            apply_attributes(self.root, Attributes(0o755, 0, 0, attributes.mtime_ns), parts)
             return
         parent = self._parent(parts)
         known = parent.children.get(parts[-1])
         if not isinstance(known, Dir):
-            known = _new_dir()
+            known = new_dir()
             self._put(parent, parts, known)
-        _apply(known, attributes, parts)
+        apply_attributes(known, attributes, parts)
         known.implied = False
 
     def add_file(self, parts: list[bytes], attributes: Attributes, size: int, data_offset: int) -> None:
@@ -138,21 +82,19 @@ class Tree:
 
     def add_symlink(self, parts: list[bytes], attributes: Attributes, target: bytes) -> None:
         if not target:
-            raise Corrupt("symlink", f"{_show(parts)} has no target")
+            raise Corrupt("symlink", f"{show_path(parts)} has no target")
         if len(target) > 4095:
-            raise Unsupported(f"target of symlink {_show(parts)} has {len(target)} bytes; Linux allows 4095")
+            raise Unsupported(f"target of symlink {show_path(parts)} has {len(target)} bytes; Linux allows 4095")
         node = Symlink(stat.S_IFLNK | 0o777, 0, 0, 0, None, target)
         self._add(parts, node, attributes)
 
     def add_device(self, parts: list[bytes], attributes: Attributes, kind: int, major: int = 0, minor: int = 0) -> None:
         """`kind`: S_IFCHR, S_IFBLK, or S_IFIFO (without numbers)."""
         if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
-            raise Unsupported(f"device {_show(parts)} has numbers {major}:{minor}; Linux allows 4095:1048575")
+            raise Unsupported(f"device {show_path(parts)} has numbers {major}:{minor}; Linux allows 4095:1048575")
         self._add(parts, Device(kind, 0, 0, 0, None, major, minor), attributes)
 
     def add_hardlink(self, parts: list[bytes], attributes: Attributes, target: list[bytes]) -> None:
-        if any(part.startswith(WHITEOUT_META) for part in target):
-            raise Unsupported(f"hard link {_show(parts)} points into aufs's metadata {_show(target)}")
         parent = self._parent(parts)
         node = self._find(target)
         if node is not None and node is parent.children.get(parts[-1]):
@@ -165,13 +107,13 @@ class Tree:
         else:
             _check_linkable(node, parts, target)
             self._put(parent, parts, node)
-        _apply(node, attributes, parts)
+        apply_attributes(node, attributes, parts)
 
     def add_whiteout(self, parts: list[bytes], attributes: Attributes) -> None:
         """Apply `.wh.NAME`."""
         name = parts[-1][len(WHITEOUT) :]
         if name in (b"", b".", b".."):
-            raise Corrupt("whiteout", f"{_show(parts)} names nothing")
+            raise Corrupt("whiteout", f"{show_path(parts)} names nothing")
         parent = self._parent(parts)
         if parent.whiteouts is None:
             parent.whiteouts = set()
@@ -183,47 +125,103 @@ class Tree:
         elif known is None:
             node = Device(stat.S_IFCHR, 0, 0, 0, None, 0, 0)
             self._put(parent, [*parts[:-1], name], node)
-            _apply(node, attributes._replace(mode=0, xattrs=None), parts)
+            apply_attributes(node, attributes._replace(mode=0, xattrs=None), parts)
 
     def add_opaque(self, parts: list[bytes]) -> None:
         """Apply `.wh..wh..opq`: lower layers do not show in its directory."""
         _set_opaque(self._parent(parts))
 
+    def remove(self, parts: list[bytes]) -> None:
+        """What is called `parts` goes, whatever it is; lower layers show again. Parents appear."""
+        parent = self._parent(parts)
+        if parent.children.pop(parts[-1], None) is not None:
+            self._last_parent = ([], self.root)
+            if parent.whiteouts:
+                parent.whiteouts.discard(parts[-1])
+
     def finish(self) -> None:
-        """Resolve the hard links that came before their targets; Corrupt if one has none."""
+        """Resolve the hard links that came before their targets, then take out aufs's metadata; Corrupt if a link of
+        the layer has no target."""
+        broken: list[tuple[Dir, bytes, _Forward]] = []
+        known: dict[_Forward, Node | None] = {}
         for parent, name, forward in self._forwards:
-            if parent.children.get(name) is not forward:
-                continue
-            node, seen = self._find(list(forward.target)), {forward}
-            while isinstance(node, _Forward) and node not in seen:
-                seen.add(node)
-                node = self._find(list(node.target))
-            if node is None or isinstance(node, _Forward):
-                raise Corrupt("hard link", f"{name!r} points to {_show(list(forward.target))}: not in this layer")
-            _check_linkable(node, [name], list(forward.target))
-            parent.children[name] = node
+            if parent.children.get(name) is forward:
+                node = self._resolve(forward, known)
+                if node is None or isinstance(node, Dir):
+                    broken.append((parent, name, forward))
+                else:
+                    parent.children[name] = node
         self._forwards.clear()
+        for parent, name in self._aufs:
+            parent.children.pop(name, None)
+        self._aufs.clear()
+        if broken:
+            self._refuse(broken)
+
+    def _resolve(self, forward: _Forward, known: dict[_Forward, Node | None]) -> Node | None:
+        """What `forward` points to, over other forwards if need be; None if that is nothing. `known` remembers, so that
+        a chain is walked once."""
+        chain: list[_Forward] = []
+        node: Node | None = forward
+        while isinstance(node, _Forward) and node not in known:
+            known[node] = None  # until it is known: a circle points to nothing
+            chain.append(node)
+            node = self._find(list(node.target))
+        if isinstance(node, _Forward):
+            node = known[node]
+        known.update(dict.fromkeys(chain, node))
+        return node
+
+    def _refuse(self, broken: list[tuple[Dir, bytes, _Forward]]) -> None:
+        """Corrupt for the first of the links that is still in the layer; its directory may have been replaced."""
+        reachable = {id(directory) for _, directory in self._directories()}
+        for parent, name, forward in broken:
+            if id(parent) in reachable and parent.children.get(name) is forward:
+                target = list(forward.target)
+                if isinstance(self._find(target), Dir):
+                    raise Corrupt("hard link", f"{name!r} points to the directory {show_path(target)}")
+                raise Corrupt("hard link", f"{name!r} points to {show_path(target)}: not in this layer")
 
     def implied_dirs(self) -> Iterator[bytes]:
         """Paths of the directories no entry described, parents first. Unpacking gives them the attributes they have
         in the layers below, which one layer alone cannot know."""
-        todo: list[tuple[bytes, Dir]] = [(b"", self.root)]
-        while todo:
-            path, node = todo.pop()
-            if node.implied:
+        total = 0
+        for names, directory in self._directories():
+            if directory.implied:
+                path = b"".join(b"/" + name for name in names)
+                total += len(path)
+                if len(path) > MAX_IMPLIED_PATH or total > _MAX_IMPLIED_BYTES:
+                    raise Unsupported(f"directories without entries have paths too long to look up: {path[:80]!r}...")
                 yield path
-            todo += [(path + b"/" + n, c) for n, c in node.children.items() if isinstance(c, Dir)]
+
+    def _directories(self) -> Iterator[tuple[list[bytes], Dir]]:
+        """Every directory after its parent, with the names of its path, a list that is reused."""
+        names: list[bytes] = []
+        open_dirs: list[Iterator[tuple[bytes, Node]]] = [iter([(b"", self.root)])]
+        while open_dirs:
+            for name, node in open_dirs[-1]:
+                if isinstance(node, Dir):
+                    names.append(name)
+                    yield names[1:], node
+                    open_dirs.append(iter(node.children.items()))
+                    break
+            else:
+                open_dirs.pop()
+                if names:
+                    names.pop()
 
     def _add(self, parts: list[bytes], node: Node, attributes: Attributes) -> None:
-        _apply(node, attributes, parts)
+        apply_attributes(node, attributes, parts)
         self._put(self._parent(parts), parts, node)
 
     def _put(self, parent: Dir, parts: list[bytes], node: Node) -> None:
         name = parts[-1]
         if len(name) > 255:
-            raise Unsupported(f"name {_show(parts)} has {len(name)} bytes; Linux allows 255")
+            raise Unsupported(f"name {show_path(parts)} has {len(name)} bytes; Linux allows 255")
         if name in parent.children:
             self._last_parent = ([], self.root)
+        elif name.startswith(WHITEOUT_META):
+            self._aufs.append((parent, name))
         if isinstance(node, Dir) and parent.whiteouts and name in parent.whiteouts:
             _set_opaque(node)
         parent.children[name] = node
@@ -256,12 +254,12 @@ class Tree:
                 continue
             length += len(part) + 1
             if length > MAX_PATH:
-                raise Unsupported(f"path {_show(parts)} is longer than {MAX_PATH} bytes, symlinks followed")
+                raise Unsupported(f"path {show_path(parts)} is longer than {MAX_PATH} bytes, symlinks followed")
             child = path[-1].children.get(part)
             if isinstance(child, Symlink):
                 links += 1
                 if links > _MAX_LINKS:
-                    raise Corrupt("path", f"{_show(parts)} runs in a circle of symlinks")
+                    raise Corrupt("path", f"{show_path(parts)} runs in a circle of symlinks")
                 if child.target.startswith(b"/"):
                     del path[1:]
                 todo += child.target.split(b"/")[::-1]
@@ -275,14 +273,10 @@ class Tree:
 
     def _imply(self, parent: Dir, name: bytes, known: Node | None, parts: list[bytes]) -> Dir:
         if known is not None and not (parent.whiteouts and name in parent.whiteouts and _is_whiteout(known)):
-            raise Corrupt("path", f"{name!r} in {_show(parts)} is no directory")
-        made = _new_dir(implied=known is None)  # over a whiteout it is a new one
+            raise Corrupt("path", f"{name!r} in {show_path(parts)} is no directory")
+        made = new_dir(implied=known is None)  # over a whiteout it is a new one
         self._put(parent, [*parts, name], made)
         return made
-
-
-def _new_dir(implied: bool = False) -> Dir:
-    return Dir(stat.S_IFDIR | 0o755, 0, 0, 0, None, implied=implied)
 
 
 def _is_whiteout(node: Node) -> bool:
@@ -295,38 +289,4 @@ def _set_opaque(node: Dir) -> None:
 
 def _check_linkable(node: Node, parts: list[bytes], target: list[bytes]) -> None:
     if isinstance(node, Dir):
-        raise Corrupt("hard link", f"{_show(parts)} points to the directory {_show(target)}")
-
-
-def _apply(node: Node, attributes: Attributes, parts: list[bytes]) -> None:
-    """Give `node` the attributes of an entry, as unpacking would: a symlink keeps its mode, older xattrs stay."""
-    mode, node.uid, node.gid, node.mtime_ns, xattrs = attributes
-    if not (0 <= node.uid <= _MAX_UID and 0 <= node.gid <= _MAX_UID):
-        raise Unsupported(f"owner {node.uid}:{node.gid} of {_show(parts)}: beyond what Linux can store")
-    if abs(node.mtime_ns) > _MAX_MTIME_NS:
-        raise Unsupported(f"time of {_show(parts)} is beyond 64-bit seconds")
-    if not isinstance(node, Symlink):
-        mode = node.mode & _TYPE | mode & 0o7777
-        node.mode = _MODES.setdefault(mode, mode)
-    if xattrs:
-        kept = dict(_storable(xattrs, isinstance(node, File | Dir), parts))
-        if kept:
-            node.xattrs = {**(node.xattrs or {}), **kept}
-
-
-def _storable(xattrs: dict[bytes, bytes], plain: bool, parts: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Those xattrs that a kernel would store; `plain`: on a file or directory."""
-    for name, value in xattrs.items():
-        if name in _ACLS:
-            if len(value) % 8 != 4 or value[:4] != b"\2\0\0\0":
-                raise Unsupported(f"{name!r} of {_show(parts)} is no POSIX ACL of version 2")
-        elif not name.startswith(_XATTR_PREFIXES) or (name.startswith(b"user.") and not plain):
-            continue
-        elif len(name) > 255 or name in _XATTR_PREFIXES or len(value) > 65535:
-            raise Unsupported(f"xattr {name[:80]!r} of {_show(parts)}: {len(name)} + {len(value)} bytes do not fit")
-        yield name, value
-
-
-def _show(parts: list[bytes]) -> str:
-    path = "/" + b"/".join(parts).decode("utf-8", "backslashreplace")
-    return path if len(path) <= 200 else path[:200] + "..."
+        raise Corrupt("hard link", f"{show_path(parts)} points to the directory {show_path(target)}")

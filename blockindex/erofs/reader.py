@@ -28,7 +28,7 @@ from blockindex.model import BLOCK
 
 __all__ = ["Entry", "validate_directories", "walk"]
 
-_MAX_PATH = 8192
+_MAX_PATH = 1 << 16
 """Beyond what the writer makes. Longer ones could only be a trap: listing nested directories takes quadratic time."""
 
 _PREFIXES = {index: prefix for prefix, index in XATTR_INDEXES.items()}

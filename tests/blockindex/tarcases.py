@@ -11,6 +11,8 @@ from blockindex.tar import TarReader
 UUID = bytes(range(16))
 END = bytes(1024)
 WAYS = ["whole", "bytewise", "trailing"]
+CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_net_bind_service, of revision 2
+ACL = bytes.fromhex("02000000 01000700ffffffff 02000400e8030000 04000500ffffffff 10000500ffffffff 20000500ffffffff")
 
 
 def octal(value: int, width: int) -> bytes:

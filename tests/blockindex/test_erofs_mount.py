@@ -12,14 +12,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.blockindex.tarcases import END, Layer, file, header, long_name, pax, unpack
+from tests.blockindex.tarcases import ACL, CAPABILITY, END, Layer, file, header, long_name, pax, unpack
 
 pytestmark = pytest.mark.system
 
 View = dict[str, tuple[object, ...]]
 
-CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")
-ACL = bytes.fromhex("02000000 01000700ffffffff 02000400e8030000 04000500ffffffff 10000500ffffffff 20000500ffffffff")
 FORMATS = {
     "pax": ["--format=pax", "--xattrs", "--xattrs-include=*"],
     "pax, sparse 0.0": ["--format=pax", "--xattrs", "--xattrs-include=*", "--sparse", "--sparse-version=0.0"],

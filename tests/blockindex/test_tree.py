@@ -146,15 +146,26 @@ def test_corrupt(name: str) -> None:
         layer_of(CORRUPT[name])
 
 
-def test_links_into_aufs_metadata_go_the_ordinary_way() -> None:
-    with pytest.raises(Unsupported):
-        layer_of(file(b".wh..wh.plnk/1.2", b"x") + hardlink(b"a", b".wh..wh.plnk/1.2"))
+def test_links_into_aufs_metadata() -> None:
+    """aufs's directory of hard-linked files is left out, but what links to it is not."""
+    layer = layer_of(
+        directory(b".wh..wh.plnk")
+        + file(b".wh..wh.plnk/1.2", b"x" * 5000)
+        + hardlink(b"a", b".wh..wh.plnk/1.2")
+        + hardlink(b"b", b".wh..wh.plnk/3.4")
+        + file(b".wh..wh.plnk/3.4", b"y")
+        + hardlink(b".wh..wh.plnk/dangling", b"nowhere")
+        + file(b"d/.wh..wh.tmp/z", b"z")
+    )
+    assert set(layer.summary()) == {b"/a", b"/b", b"/d"}
+    assert (layer.content(b"/a"), layer.content(b"/b")) == (b"x" * 5000, b"y")
+    assert layer.entries[b"/a"].nlink == 1
 
 
 def test_symlinks_that_make_a_path_too_long() -> None:
-    step = b"d/" * 1900
-    with pytest.raises(Unsupported):
-        layer_of(pax([(b"linkpath", step)]) + symlink(b"s", b"") + pax([(b"path", b"s/" + step + b"f")]) + file(b"x"))
+    step, long = b"d/" * 1900, b"d/" * 15_000
+    with pytest.raises(Unsupported, match="symlinks followed"):
+        layer_of(pax([(b"linkpath", step)]) + symlink(b"s", b"") + pax([(b"path", b"s/" + long + b"f")]) + file(b"x"))
 
 
 def test_root_entry_sets_the_roots_time_only() -> None:

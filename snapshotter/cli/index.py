@@ -68,6 +68,7 @@ def _add_verify(verbs: Commands) -> None:
     verify = verbs.add_parser("verify", help="check an index", description=text)
     verify.add_argument("index", metavar="FILE", type=Path, help="index file")
     verify.add_argument("--blob", metavar="BLOB", type=Path, help="the layer it is of, as a file")
+    verify.add_argument("--json", action="store_true", help="print the result as JSON")
     verify.set_defaults(run=_verify)
 
 

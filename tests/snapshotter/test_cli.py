@@ -376,6 +376,9 @@ def test_verify(built: tuple[Path, Path, list[str]], tmp_path: Path, capsys: Out
     assert "sound, 1 spans (its layer was not looked at" in capsys.readouterr().out
     assert main(["index", "verify", str(path), "--blob", str(blobs / digests[0][7:])]) == 0
     assert "pieces match the blob" in capsys.readouterr().out
+    assert main(["index", "verify", str(path), "--blob", str(blobs / digests[0][7:]), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["spans"] == 1 and document["blob"]["threads"] == os.cpu_count()
     code, line = mistake(capsys, "index", "verify", str(path), "--blob", str(blobs / digests[1][7:]))
     assert code == 1 and "the index is of one of" in line
     forged = bytearray(LAYERS[0])

@@ -1,0 +1,112 @@
+"""Archives of other tools than GNU tar, as the kernel shows their layer images, against extraction by GNU tar."""
+
+import io
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.blockindex.tarcases import unpack
+from tests.blockindex.test_erofs_mount import differences, mounted, rich_tree, run, view
+
+pytestmark = pytest.mark.system
+
+
+def _bsdtar(source: Path, kind: str) -> bytes:
+    command = ["bsdtar", "--format", kind, "--numeric-owner", "-C", str(source), "-cf", "-", "."]
+    return subprocess.run(command, check=True, capture_output=True).stdout
+
+
+def _python(source: Path, kind: int) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=kind) as tar:
+        tar.add(source, ".")
+    return out.getvalue()
+
+
+def _plain(root: Path) -> None:
+    """The rich tree without what these tools' formats cannot hold alike: sub-second times, long names, xattrs."""
+    rich_tree(root)
+    shutil.rmtree(root / "long")
+    for path in sorted(root.rglob("*")):
+        for name in os.listxattr(path, follow_symlinks=False):
+            os.removexattr(path, name, follow_symlinks=False)
+    for number, path in enumerate([root, *sorted(root.rglob("*"))]):
+        os.utime(path, ns=(0, (1_600_000_000 + number) * 10**9), follow_symlinks=False)
+
+
+@pytest.mark.parametrize("kind", ["pax", "ustar", "gnutar"])
+@pytest.mark.skipif(shutil.which("bsdtar") is None, reason="needs bsdtar (package libarchive-tools)")
+def test_bsdtar(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    _plain(source)
+    if kind == "ustar":
+        os.chown(source / "d/sub", 2000, 5)
+    _compare(_bsdtar(source, kind), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_pythons_tarfile(kind: int, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    _plain(source)
+    _compare(_python(source, kind), tmp_path)
+
+
+def _compare(archive: bytes, tmp_path: Path) -> None:
+    extracted = tmp_path / "extracted"
+    extracted.mkdir()
+    (tmp_path / "archive").write_bytes(archive)
+    run(
+        "tar",
+        "-C",
+        extracted,
+        "--numeric-owner",
+        "--same-owner",
+        "--delay-directory-restore",
+        "-xpf",
+        tmp_path / "archive",
+    )
+    with mounted(unpack(archive), tmp_path / "layer") as mount:
+        assert differences(view(mount), view(extracted)) == {}
+
+
+def test_dump_erofs_counts_the_same(tmp_path: Path) -> None:
+    """erofs-utils' reader, which shares nothing with ours, counts names by type, and inodes."""
+    source, image = tmp_path / "source", tmp_path / "image"
+    source.mkdir()
+    rich_tree(source)
+    layer = unpack(_gnu_tar(source))
+    image.write_bytes(layer.metadata + bytes(len(layer.data)))
+    found = _dumped("-S", image) | _dumped("-s", image)
+    status = [path.lstat() for path in (source, *source.rglob("*"))]
+    kinds = Counter(stat.S_IFMT(each.st_mode) for each in status)
+    names = {
+        "regular file count": kinds[stat.S_IFREG],
+        "directory count": kinds[stat.S_IFDIR],
+        "symlink file count": kinds[stat.S_IFLNK],
+        "char dev count": kinds[stat.S_IFCHR],
+        "block dev count": kinds[stat.S_IFBLK],
+        "FIFO file count": kinds[stat.S_IFIFO],
+        "total file count": len(status),
+        "unknown type count": 0,
+        "inode count": len({each.st_ino for each in status}),
+    }
+    assert {name: found[name] for name in names} == names
+
+
+def _gnu_tar(source: Path) -> bytes:
+    command = ["tar", "-C", str(source), "--format=pax", "--xattrs", "--xattrs-include=*", "-c", "."]
+    return subprocess.run(command, check=True, capture_output=True).stdout
+
+
+def _dumped(option: str, image: Path) -> dict[str, int]:
+    printed = subprocess.run(["dump.erofs", option, image], check=True, capture_output=True, text=True).stdout
+    return {name: int(number) for name, number in re.findall(r"^Filesystem ([\w ]+):\s+(\d+)$", printed, re.MULTILINE)}

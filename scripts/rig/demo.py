@@ -187,8 +187,13 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _ignore_signals() -> None:
+    """By a handler, not by SIG_IGN: Python complains of a signal that came just before, and children inherit it."""
     for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _nothing)
+
+
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """Signal handler: the clean-up goes on."""
 
 
 if __name__ == "__main__":

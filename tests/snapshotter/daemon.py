@@ -98,7 +98,11 @@ class Daemon:
         self._serial = 0
 
     def __enter__(self) -> "Daemon":
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 
 from blockindex.acl import checked_acl, with_mode
-from blockindex.erofs import build_metadata, validate_metadata, walk
+from blockindex.erofs import walk
 from blockindex.errors import Corrupt, Unsupported
 from blockindex.layerpath import MAX_IMPLIED_PATH, MAX_PATH
 from blockindex.nodes import Attributes, Dir
@@ -22,7 +22,6 @@ from tests.blockindex.tarcases import (
     ACL,
     CAPABILITY,
     END,
-    UUID,
     Layer,
     base256,
     file,

@@ -106,7 +106,12 @@ class Daemon:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        for process in _readers:
+            process.kill()  # dies once the daemon has ended at the latest
         self.stop()
+        for process in _readers:
+            process.communicate(timeout=30)
+        _readers.clear()
         unmount_all(self.root)
 
     def start(self) -> None:
@@ -208,10 +213,16 @@ for path in paths:
 """
 
 
+_readers: list[subprocess.Popen[str]] = []
+"""Those that were started with the running daemon; it ends them with itself."""
+
+
 def reader(how: str, *paths: Path) -> subprocess.Popen[str]:
     """A process that reads the files whole, by "read" or by "mmap", and prints the sha256 of each."""
     words = [sys.executable, "-c", READER, how, *map(str, paths)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    _readers.append(process)
+    return process
 
 
 def expected(layer: Layer, *names: str) -> list[str]:

@@ -6,6 +6,7 @@ snapshotters name. Names, types, modes, owners, times in ns, xattrs, link counts
 
 import io
 import os
+import random
 import shutil
 import subprocess
 import tarfile
@@ -231,3 +232,84 @@ def test_the_same_layer_twice_and_an_empty_one(both: Both) -> None:
         member.type, member.mode = tarfile.DIRTYPE, 0o711
         tar.addfile(member)
     _assert_same(both, [one, empty, stream.getvalue(), one, empty], timeless=["a"])
+
+
+# --- generated images
+
+
+def _generated(rng: random.Random, below: dict[str, str], gone: set[str]) -> tuple[bytes, set[str]]:
+    """A layer's tar, and its directories without an entry.
+
+    `below` is what lower layers show (path -> kind), and then with this layer. Names say what they are, so that no
+    layer puts a file where another needs a directory, and no whiteout names what its own layer holds: containerd fails
+    on both. It also fails on a directory without an entry two levels below what a lower layer has hidden: `gone`
+    collects the whiteouts so far.
+    """
+    hidden: set[str] = set()
+    for path in sorted(below):
+        if rng.random() < 0.15 and not any(path.startswith(above + "/") for above in hidden):
+            hidden.add(path)
+    entries: dict[str, str] = {}
+    parts: list[bytes] = []
+    for _ in range(rng.randint(5, 25)):
+        directory = "/".join(rng.choice("abc") for _ in range(rng.randint(0, 3)))
+        kind = rng.choice(("file", "file", "dir", "dir", "symlink", "hardlink", "fifo", "device"))
+        name = directory if kind == "dir" and directory else f"{directory}/{kind}{rng.randint(0, 3)}".lstrip("/")
+        if any(name == path or name.startswith(path + "/") for path in hidden) or (kind == "dir" and not directory):
+            continue
+        parent = name.rpartition("/")[0]
+        if any(parent.startswith(path + "/") for path in gone):
+            continue
+        files = [path for path, found in entries.items() if found == "file"]
+        if kind == "hardlink" and (not files or name in entries):
+            continue
+        parts.append(_entry(rng, name.encode(), kind, files[-1].encode() if files else b""))
+        entries[name] = kind
+    parts += [file((path.rpartition("/")[0] + "/.wh." + path.rpartition("/")[2]).encode()) for path in sorted(hidden)]
+    opaque = [path for path, kind in entries.items() if kind == "dir" and rng.random() < 0.2]
+    parts += [file(path.encode() + b"/.wh..wh..opq") for path in opaque]
+    gone |= hidden
+    covered = [path + "/" for path in (*hidden, *opaque)]
+    for path in [path for path in below if path in hidden or path.startswith(tuple(covered))]:
+        del below[path]  # nothing to hide twice: overlayfs lists a whiteout that hides nothing
+    below |= entries
+    parents = {path[:end] for path in (*entries, *hidden) for end in range(len(path)) if path[end] == "/"}
+    return b"".join(parts) + END, {path for path in parents if entries.get(path) != "dir"}
+
+
+def _entry(rng: random.Random, name: bytes, kind: str, target: bytes) -> bytes:
+    mode, uid, gid = rng.randrange(0o10000), rng.choice((0, 1000, 3_000_000)), rng.choice((0, 8))
+    records = [(b"mtime", b"%d.%09d" % (rng.randrange(1 << 33), rng.randrange(10**9)))]
+    if kind in ("file", "dir"):
+        records.append((b"SCHILY.xattr.user.x%d" % rng.randrange(3), rng.randbytes(rng.randrange(30))))
+    start = pax([*records, (b"uid", b"%d" % uid), (b"gid", b"%d" % gid)])
+    match kind:
+        case "file":
+            return start + file(name, rng.randbytes(rng.choice((0, 1, 4096, 9000))), mode=mode)
+        case "dir":
+            return start + header(name + b"/", b"5", mode=mode)
+        case "symlink":
+            return start + header(name, b"2", link=b"target", mode=0o777)
+        case "hardlink":
+            return start + header(name, b"1", link=target, mode=mode)
+        case "fifo":
+            return start + header(name, b"6", mode=mode)
+        case _:
+            return start + header(name, b"3", mode=mode, device=(1, rng.randint(3, 9)))
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_generated_images(both: Both, seed: int) -> None:
+    """Five layers that add to, replace and hide what is below, with missing directory entries and opaque ones."""
+    rng = random.Random(seed)
+    layers: list[bytes] = []
+    below: dict[str, str] = {}
+    gone: set[str] = set()
+    timeless: set[str] = set()
+    for _ in range(5):
+        layer, implied = _generated(rng, below, gone)
+        layers.append(layer)
+        timeless |= implied
+    ours, theirs = both.views(layers)
+    _compare(ours, theirs, sorted(timeless & ours.keys() & theirs.keys()))
+    assert len(ours) > 5

@@ -204,12 +204,14 @@ def zstd_slices(chunk: bytes) -> Iterator[bytes]:
 
 def zstd_step(frame: "zstandard.ZstdDecompressionObj", data: bytes) -> tuple[bytes, bytes, bool]:
     """Decode `data` up to the end of the frame: output, rest of `data`, whether the frame ended. Corrupt when it is
-    not zstd, Unsupported when it wants more memory than we give."""
+    not zstd, Unsupported when it wants a dictionary or more memory than we give."""
     try:
         out = frame.decompress(data)
     except zstandard.ZstdError as error:
         if "memory" in str(error):
             raise Unsupported(f"zstd layer needs a window above 128 MiB: {error}") from error
+        if "Dictionary mismatch" in str(error):
+            raise Unsupported("zstd layer is compressed with a dictionary, which no layer carries along") from error
         raise Corrupt("blob", f"not a valid zstd stream: {error}") from error
     if frame.eof:
         return out, frame.unused_data, True
@@ -218,7 +220,7 @@ def zstd_step(frame: "zstandard.ZstdDecompressionObj", data: bytes) -> tuple[byt
 
 def detect(head: bytes) -> Compression:
     """How a blob that starts with `head` (at least 4 bytes, unless it is shorter) holds its tar."""
-    if head[:2] == b"\x1f\x8b":
+    if head[:3] == b"\x1f\x8b\x08":
         return Compression.GZIP
     if head[:4] == b"\x28\xb5\x2f\xfd" or (head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5):
         return Compression.ZSTD  # a frame, or a skippable frame

@@ -15,7 +15,7 @@ from blockindex.model import BLOCK
 from tests.blockindex.layers import archive, build, chunks, data_region, tool
 from tests.blockindex.test_decoder import check_layer, check_pieces, decode
 
-TAR = archive(seed=11, files=26)
+TAR = archive(seed=11, files=16)
 REGION = data_region(TAR)
 
 FILE = "FILE"  # stands for the archive where a tool cannot read it from a pipe

@@ -67,7 +67,8 @@ class Flight:
         try:
             if self.lane is Lane.BACKGROUND:
                 self.layer.host.give_way()
-            self._begun = True
+            with self.layer.lock:  # a reader that saw this flight wait has cut it by then
+                self._begun = True
             while self._position < self.last and not self._dropped():
                 self.layer.recheck(self._position)
                 if self.layer.lacks(self._position):

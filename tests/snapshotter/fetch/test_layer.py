@@ -341,6 +341,34 @@ def test_the_background_gives_way_to_readers(bench: Bench, monkeypatch: pytest.M
     assert set(bench.landings.values()) == {1}
 
 
+def test_a_flight_that_begins_while_a_reader_cuts_it_asks_for_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, go = threading.Event(), threading.Event()
+    cut = bench.layer._cut
+
+    def give_way() -> None:
+        waiting.set()
+        assert go.wait(PATIENCE_S)
+
+    def cutting(flight: Flight, span: int) -> None:
+        go.set()
+        deadline = time.monotonic() + 0.1  # all a flight could need to get ahead of us
+        while not bench.blob.requests and time.monotonic() < deadline:
+            time.sleep(0.001)
+        cut(flight, span)
+
+    monkeypatch.setattr(bench.host, "give_way", give_way)
+    monkeypatch.setattr(bench.layer, "_cut", cutting)
+    bench.layer.fill_in_background(0.0)
+    assert waiting.wait(PATIENCE_S)
+    bench.check(bench.read(0, 4))
+    assert bench.layer.completed.wait(PATIENCE_S)
+    bench.settle()
+    firsts = [start for start, _ in bench.blob.requests]
+    assert len(firsts) == len(set(firsts)), "a span was asked for twice"
+
+
 def test_a_reader_far_behind_a_flight_does_not_wait_for_it(bench: Bench) -> None:
     """It gets a flight of its own; the one under way ends before, and nothing comes twice."""
     hold = bench.blob.hold(bench.span_range(0, 1)[0] + 8192)

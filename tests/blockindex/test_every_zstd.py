@@ -134,7 +134,7 @@ def test_layers_by_skopeo(kind: str, tmp_path: Path) -> None:
     assert TAR.startswith(tar.rstrip(b"\0"))  # skopeo 1.9 leaves out some of a zstd:chunked layer's last padding
     assert (index.diff_id, index.tar_size) == (digest(tar), len(tar))
     if kind == "zstd:chunked":
-        assert blob[-8:] == b"GNUlInUx" and len(index.spans) > 5
+        assert blob[-8:] == b"GnUlInUx" and len(index.spans) > 5
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.999])

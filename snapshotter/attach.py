@@ -11,6 +11,7 @@ left by an earlier daemon stands on a dead connection; `attach` puts the new FUS
 containers that still use it go on.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -27,7 +28,7 @@ from .kernel import loop
 from .kernel.mountapi import MountEntry, mount, mounts, umount
 from .model import Digest
 
-__all__ = ["Attacher", "Capabilities", "file_backed_ok", "unmount_all"]
+__all__ = ["Attacher", "Capabilities", "file_backed_ok", "unmount_all", "unmount_dead"]
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Attacher:
             way = "loop"
         if way == "loop" and not can.loop:
             raise Precondition("this kernel has no loop devices: layers cannot be mounted lazily (modprobe loop)")
-        self.mounts_dir = root / "m"
+        self.mounts_dir = root.resolve() / "m"  # as the kernel's table of mounts names it
         # nobody but root comes by here: images hold set-user-ID programs
         self.mounts_dir.mkdir(parents=True, exist_ok=True)
         self.mounts_dir.chmod(0o700)
@@ -103,16 +104,17 @@ class Attacher:
                 self._mount(target, record.meta_size)
             elif entry.source.startswith("/dev/loop"):
                 self._heal(entry)
-            # a file-backed mount cannot be given another file: it is ours or stays dead until its users are gone
+            # a file-backed mount is ours: `unmount_dead` took away those of earlier daemons
         return target
 
     def detach(self, digest: Digest) -> None:
         """Unmount the layer; running containers that still hold it keep it (their overlay has its own reference)."""
         target = self.path(digest)
         with self._locks[target.name]:
-            if _entry(target) is not None:
+            while _entry(target) is not None:  # twice mounted by one that was killed and by its successor
                 umount(str(target), lazy=True)
-            target.rmdir()
+            with contextlib.suppress(FileNotFoundError):  # never mounted since the machine booted
+                target.rmdir()
 
     def warm(self, digest: Digest) -> None:
         """The layer is complete: read far ahead."""
@@ -164,6 +166,16 @@ def _entry(target: Path) -> MountEntry | None:
         if entry.target == str(target):
             found = entry
     return found
+
+
+def unmount_dead(root: Path) -> None:
+    """At the start of the daemon: take away the file-backed mounts of an earlier one. They stand on its connection and
+    cannot be given another (a loop device can, `attach` does it); containers that use one keep what they have."""
+    mounts_dir = root.resolve() / "m"
+    for entry in list(mounts()):
+        if Path(entry.target).parent == mounts_dir and not entry.source.startswith("/dev/loop"):
+            umount(entry.target, lazy=True)
+            _log.info("attach.unmounted_dead mount=%s", entry.target)
 
 
 def unmount_all(root: Path) -> list[str]:

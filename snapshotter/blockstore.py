@@ -18,12 +18,14 @@ use; a layer whose metadata or index is not what was sealed in layer.json is dro
 bytes come from, nor FUSE.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -118,7 +120,7 @@ class LayerRecord:
 
     def save(self, directory: Path) -> None:
         """Write layer.json, whole or not at all."""
-        temporary = directory / f"layer.json.{os.getpid()}"
+        temporary = directory / f"layer.json.{os.urandom(4).hex()}"
         implied_dirs = [path.decode("utf-8", "surrogateescape") for path in self.implied_dirs]
         temporary.write_text(json.dumps({"version": _VERSION, **asdict(self), "implied_dirs": implied_dirs}))
         temporary.rename(directory / "layer.json")
@@ -130,15 +132,23 @@ class LayerFiles:
     __slots__ = ("data_fd", "meta_fd", "meta_size", "name", "node", "present", "record")
 
     def __init__(self, directory: Path, writable: bool = False) -> None:
+        """Open the layer. NotFound when there is none, SnapshotterError when a part of it is missing."""
         self.name = directory.name
         self.node = node_id(self.name)
         self.record = LayerRecord.load(directory)
         self.meta_size = self.record.meta_size
-        self.meta_fd = os.open(directory / "meta", os.O_RDONLY | os.O_CLOEXEC)
-        self.data_fd = os.open(directory / "data", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-        with open(directory / "present", "r+b" if writable else "rb") as present:
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            self.present = mmap.mmap(present.fileno(), max(self.record.blocks, 1), access=access)
+        with contextlib.ExitStack() as on_failure:
+            try:
+                self.meta_fd = os.open(directory / "meta", os.O_RDONLY | os.O_CLOEXEC)
+                on_failure.callback(os.close, self.meta_fd)
+                self.data_fd = os.open(directory / "data", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+                on_failure.callback(os.close, self.data_fd)
+                with open(directory / "present", "r+b" if writable else "rb") as present:
+                    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+                    self.present = mmap.mmap(present.fileno(), max(self.record.blocks, 1), access=access)
+            except (FileNotFoundError, ValueError) as error:  # ValueError: the presence map is too short
+                raise SnapshotterError(f"{directory}: {error}; remove the directory to refetch") from error
+            on_failure.pop_all()
 
     def __repr__(self) -> str:
         return f"<LayerFiles {self.record.digest[:19]} {self.blocks_present()}/{self.record.blocks} blocks present>"
@@ -247,14 +257,14 @@ class BlockStore:
     def __init__(self, root: Path) -> None:
         self.layers = root / "layers"
         self._boot_marker = root / "boot_id"
+        self._adding = threading.Lock()  # held while a record is changed
         self.layers.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def recover(self, boot_id: str) -> None:
         """At the start of the daemon, before any other process has the store open: sweep what a killed run had
-        staged, and stop trusting presence if the machine has booted since."""
-        for leftover in self.layers.glob(".new-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        if self._boot_marker.exists() and self._boot_marker.read_text() != boot_id:
+        staged, and stop trusting presence if the machine has booted since (or nothing says that it has not)."""
+        self.sweep()
+        if not self._boot_marker.exists() or self._boot_marker.read_text() != boot_id:
             for name in list(self.names()):
                 try:
                     self._distrust(self.layers / name)
@@ -262,6 +272,11 @@ class BlockStore:
                     _log.warning("layer.dropped name=%s reason=%r it will be fetched again", name, str(error))
                     shutil.rmtree(self.layers / name)
         self._boot_marker.write_text(boot_id)
+
+    def sweep(self) -> None:
+        """Remove what a killed process had staged; to be called while nobody stages anything."""
+        for leftover in self.layers.glob(".new-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     @staticmethod
     def _distrust(directory: Path) -> None:
@@ -282,7 +297,7 @@ class BlockStore:
     def names(self) -> Iterator[str]:
         """Node names of the layers in the store."""
         for entry in sorted(os.scandir(self.layers), key=lambda entry: entry.name):
-            if not entry.name.startswith("."):
+            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                 yield entry.name
 
     def find(self, digest: Digest) -> Path | None:
@@ -302,10 +317,11 @@ class BlockStore:
 
     def add_image(self, directory: Path, image: str) -> LayerRecord:
         """Remember one more reference through which the layer can be fetched (the newest 8 are kept)."""
-        record = LayerRecord.load(directory)
-        if record.images[-1:] == (image,):
+        with self._adding:
+            record = LayerRecord.load(directory)
+            if record.images[-1:] == (image,):
+                return record
+            images = (*[known for known in record.images if known != image], image)[-8:]
+            record = replace(record, images=images)
+            record.save(directory)
             return record
-        images = (*[known for known in record.images if known != image], image)[-8:]
-        record = replace(record, images=images)
-        record.save(directory)
-        return record

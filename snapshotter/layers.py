@@ -13,11 +13,11 @@ from typing import Any
 
 from .attach import Attacher
 from .blockstore import BlockStore, LayerRecord, node_name
-from .errors import SnapshotterError
+from .errors import Precondition, SnapshotterError
 from .model import Digest, LayerRef, MountedLayer
 from .rpc import Unanswered, call
 
-__all__ = ["Layers"]
+__all__ = ["Layers", "NoLayers"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,10 +39,11 @@ class Layers:
         return f"<Layers {len(self._watched)} still incomplete>"
 
     def ensure(self, ref: LayerRef) -> MountedLayer:
-        """See `LayerProvider.ensure`. A layer that is in the store is mounted without asking anyone."""
+        """See `LayerProvider.ensure`. A layer that has come through the same image is mounted without asking anyone;
+        another image's registry is made known, since the one before may have lost the layer."""
         started = time.monotonic()
         directory = self._store.find(ref.digest)
-        if directory is None:
+        if directory is None or ref.image not in LayerRecord.load(directory).images:
             request = {"image": ref.image, "digest": ref.digest, "siblings": list(ref.siblings)}
             directory = self._store.layers / self._ask("ensure", None, **request)["name"]
         ready = time.monotonic()
@@ -58,8 +59,10 @@ class Layers:
 
     def release(self, digest: Digest) -> None:
         """See `LayerProvider.release`."""
-        self._attacher.detach(digest)
-        self._ask("release", _ANSWER_S, name=node_name(digest))
+        try:
+            self._attacher.detach(digest)
+        finally:  # mounted or not, fetch no more of it
+            self._ask("release", _ANSWER_S, name=node_name(digest))
 
     def status(self) -> dict[str, Any]:
         """The fetch process's view of the layers, each with its mount point."""
@@ -85,7 +88,12 @@ class Layers:
             if ref.digest in self._watched:
                 return
             self._watched.add(ref.digest)
-        threading.Thread(target=self._until_complete, args=(ref,), name="watch", daemon=True).start()
+        try:
+            threading.Thread(target=self._until_complete, args=(ref,), name="watch", daemon=True).start()
+        except RuntimeError as error:  # out of threads: the layer is served all the same
+            _log.error("layer.not_watched layer=%s error=%r", ref.digest, str(error))
+            with self._lock:
+                self._watched.discard(ref.digest)
 
     def _until_complete(self, ref: LayerRef) -> None:
         name = node_name(ref.digest)
@@ -102,3 +110,24 @@ class Layers:
         finally:
             with self._lock:
                 self._watched.discard(ref.digest)
+
+
+class NoLayers:
+    """The LayerProvider of a node that cannot mount layers: every image is an ordinary one there."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __repr__(self) -> str:
+        return f"<NoLayers {self._reason}>"
+
+    def ensure(self, ref: LayerRef) -> MountedLayer:
+        """Raises Precondition: containerd is to unpack the layer."""
+        raise Precondition(self._reason)
+
+    def release(self, digest: Digest) -> None:
+        """Nothing was mounted."""
+
+    def status(self) -> dict[str, Any]:
+        """Raises Precondition: there is nothing to tell but the reason."""
+        raise Precondition(self._reason)

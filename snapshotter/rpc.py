@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ Handler = Callable[[Mapping[str, Any]], Any]
 """Request object in, JSON value out; JSON carries no static types, hence Any."""
 
 _MAX_LINE = 16 << 20
+_RETRY_S = 0.1
 
 
 class Unanswered(Transient):
@@ -68,11 +70,13 @@ class Server:
         finally:
             os.umask(previous)
         self._socket.listen(128)
+        self._closing = False
         self._thread = threading.Thread(target=self._accept, name=f"rpc-{path.name}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Take no more calls; those under way run on."""
+        self._closing = True
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join()
@@ -83,9 +87,17 @@ class Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(connection,), name="rpc-call", daemon=True).start()
+            except OSError as error:
+                if self._closing:
+                    return
+                _log.error("rpc.refused socket=%s error=%r", self._path.name, str(error))  # out of descriptors?
+                time.sleep(_RETRY_S)
+                continue
+            try:
+                threading.Thread(target=self._answer, args=(connection,), name="rpc-call", daemon=True).start()
+            except RuntimeError as error:  # out of threads: the caller learns that nobody answered
+                _log.error("rpc.refused socket=%s error=%r", self._path.name, str(error))
+                connection.close()
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as stream:

@@ -9,7 +9,8 @@ are forked, not executed, so a successor runs the very code of its predecessor e
 on disk, and is at work within milliseconds; the supervisor therefore has one thread, imports what the first two need
 before it forks (never gRPC, which does not survive a fork), and does nothing but watch. A worker whose
 leader is a zombie while a thread is stuck in the kernel counts as dead; a block server whose heart does not beat for
-`_STUCK_S` is killed. One daemon a run directory, by a lock that the workers inherit: it is free once all have ended.
+`_STUCK_S` is killed. One daemon a run directory and a root, by locks that the workers inherit: they are free once all
+have ended.
 """
 
 import contextlib
@@ -26,7 +27,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
+from .attach import unmount_dead
 from .blockstore import BlockStore
 from .config import Config
 from .errors import UserError
@@ -138,7 +141,8 @@ class Supervisor:
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(worker.pid, os.WNOHANG)
             _log.warning("worker.died name=%s pid=%d status=%d", worker.name, worker.pid, status)
-        os.close(worker.pidfd)
+        if worker.pidfd >= 0:
+            os.close(worker.pidfd)
         lived_s = time.monotonic() - worker.started
         worker.short_lives = worker.short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
         # the first restarts are at once, for readers are waiting; a worker that cannot live must not eat the CPU
@@ -146,11 +150,16 @@ class Supervisor:
         worker.pid, worker.pidfd, worker.not_before = 0, -1, time.monotonic() + wait_s
 
     def _spawn(self, worker: _Worker) -> None:
-        sys.stderr.flush()
-        pid = os.fork()
+        supervisor = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # out of processes or memory: the connection must live on until there are some again
+            _log.error("worker.not_started name=%s error=%r", worker.name, str(error))
+            worker.not_before = time.monotonic() + _BACKOFF_MAX_S
+            return
         if pid == 0:
-            _become(worker.name, worker.main)
-        worker.pid, worker.pidfd = pid, os.pidfd_open(pid)
+            _become(worker.name, worker.main, supervisor)
+        worker.pid, worker.pidfd = pid, _pidfd(pid)
         worker.started = time.monotonic()
         worker.restarts += 1
         if worker.name == "block":
@@ -171,8 +180,11 @@ class Supervisor:
     def _publish(self) -> None:
         rows = [{"name": worker.name, "pid": worker.pid, "restarts": worker.restarts} for worker in self._workers]
         temporary = self._processes.with_suffix(".new")
-        temporary.write_text(json.dumps([{"name": "supervisor", "pid": os.getpid(), "restarts": 0}, *rows]))
-        temporary.rename(self._processes)
+        try:
+            temporary.write_text(json.dumps([{"name": "supervisor", "pid": os.getpid(), "restarts": 0}, *rows]))
+            temporary.rename(self._processes)
+        except OSError as error:  # it is for `bootseer status` only
+            _log.error("processes.not_written file=%s error=%r", self._processes, str(error))
 
     def _end_workers(self) -> None:
         """The service first, so that nothing new begins; then those that answer reads."""
@@ -190,16 +202,27 @@ class Supervisor:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(worker.pid, os.WNOHANG)
                     return
-                select.select([worker.pidfd], [], [], 0.05)
+                select.select([worker.pidfd] if worker.pidfd >= 0 else [], [], [], 0.05)
         _log.error("worker.unkillable name=%s pid=%d", worker.name, worker.pid)
 
 
-def _become(name: str, main: Callable[[], None]) -> None:
+def _pidfd(pid: int) -> int:
+    """Wakes the supervisor when the process ends; -1 when there is no descriptor left: then it looks every second."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        _log.error("worker.no_pidfd pid=%d error=%r", pid, str(error))
+        return -1
+
+
+def _become(name: str, main: Callable[[], None], supervisor: int) -> None:
     """In the forked child: be the worker, and never return into the supervisor's code."""
     code = 1
     try:
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it died before it could take us along
+            return
         libc.prctl(_PR_SET_NAME, f"bootseer-{name}".encode())
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
@@ -222,21 +245,27 @@ def run(config: Config) -> int:
     run_dir = Path(config.run)
     run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
     Path(config.root).mkdir(mode=0o711, parents=True, exist_ok=True)
-    with (run_dir / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another daemon runs with {run_dir}: stop it, or give this one its own `run`") from None
+    with (run_dir / "lock").open("a+") as run_lock, (Path(config.root) / "store.lock").open("a+") as store_lock:
+        _lock(run_lock, run_dir, "run")
+        _lock(store_lock, Path(config.root), "root")
         soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, soft_limit))
         store = BlockStore(Path(config.root))
         store.recover(Path("/proc/sys/kernel/random/boot_id").read_text())
+        unmount_dead(Path(config.root))
         try:
             resources = Resources.create()
         except OSError as error:
             raise UserError(f"cannot open a FUSE connection: {error} (modprobe fuse; /dev/fuse must exist)") from error
         mains = _mains(config, resources, store)
         return Supervisor(resources, run_dir, mains).run()
+
+
+def _lock(file: IO[str], directory: Path, option: str) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another daemon runs with {directory}: stop it, or give this one its own `{option}`") from None
 
 
 def _mains(config: Config, resources: Resources, store: BlockStore) -> dict[str, Callable[[], None]]:

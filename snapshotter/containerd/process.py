@@ -18,8 +18,8 @@ from typing import Any
 from snapshotter.attach import Attacher, Capabilities
 from snapshotter.blockstore import BlockStore
 from snapshotter.config import Config
-from snapshotter.errors import SnapshotterError
-from snapshotter.layers import Layers
+from snapshotter.errors import Precondition, SnapshotterError
+from snapshotter.layers import Layers, NoLayers
 from snapshotter.rpc import Server
 
 from .service import serve
@@ -36,10 +36,15 @@ def main(config: Config, mount_fd: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     root, run = Path(config.root), Path(config.run)
     mount = config.mount
-    attacher = Attacher(
-        root, mount_fd, mount.attach, mount.readahead_cold_kib, mount.readahead_warm_kib, Capabilities.probe()
-    )
-    layers = Layers(BlockStore(root), run / "fetch.sock", attacher)
+    layers: Layers | NoLayers
+    try:
+        attacher = Attacher(
+            root, mount_fd, mount.attach, mount.readahead_cold_kib, mount.readahead_warm_kib, Capabilities.probe()
+        )
+        layers = Layers(BlockStore(root), run / "fetch.sock", attacher)
+    except Precondition as error:  # no EROFS, no loop devices: images are ordinary ones, which is no failure
+        _log.error("service.ordinary_only reason=%r", str(error))
+        layers = NoLayers(str(error))
     snapshots = Snapshots(root, layers)
     control = Server(run / "control.sock", {"status": lambda request: _status(config, layers, snapshots)})
     # containers that still run get their layers back before containerd is served; a slow layer holds up no other
@@ -59,7 +64,7 @@ def main(config: Config, mount_fd: int) -> None:
 _RESTORE_S = 2.0
 
 
-def _status(config: Config, layers: Layers, snapshots: Snapshots) -> Mapping[str, Any]:
+def _status(config: Config, layers: Layers | NoLayers, snapshots: Snapshots) -> Mapping[str, Any]:
     processes = json.loads((Path(config.run) / "processes.json").read_text())
     for process in processes:
         process["rss_bytes"] = _rss(process["pid"])

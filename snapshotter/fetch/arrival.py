@@ -4,7 +4,8 @@ With a layer index the layer is ready as soon as the index has come: nothing of 
 blob is streamed through `LayerBuilder`, which writes the data region and makes the index in the same pass; the layer
 then is complete when it becomes ready. Layers of one image arrive side by side: the first `ensure` of an image starts
 them all, in the order in which containerd will ask. Whatever fails leaves nothing behind, and the next `ensure` tries
-anew.
+anew. Small layers may be streamed although they have an index: one request for all costs less than some for parts.
+Each registry has its own threads for streams, so that one that hangs holds up no other's layers.
 """
 
 import logging
@@ -45,15 +46,23 @@ class IndexSource(Protocol):
 class Arrivals:
     """Layers on their way into the store. Thread-safe."""
 
-    def __init__(self, store: BlockStore, indexes: IndexSource, open_blob: Callable[[str, Digest], BlobSource]) -> None:
-        """`open_blob(image, digest)` gives the blob at its registry."""
+    def __init__(
+        self,
+        store: BlockStore,
+        indexes: IndexSource,
+        open_blob: Callable[[str, Digest], BlobSource],
+        min_lazy_bytes: int = 0,
+    ) -> None:
+        """`open_blob(image, digest)` gives the blob at its registry. Layers whose blob is shorter than `min_lazy_bytes`
+        are streamed whole."""
         self._store = store
         self._indexes = indexes
         self._open_blob = open_blob
+        self._min_lazy_bytes = min_lazy_bytes
         self._lock = Lock()
         self._under_way: dict[Digest, Future[Path]] = {}
         self._lookups = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="arrival")
-        self._streams = ThreadPoolExecutor(_STREAMS, thread_name_prefix="stream")
+        self._streams: dict[str, ThreadPoolExecutor] = {}  # by the images' registry
 
     def __repr__(self) -> str:
         return f"<Arrivals {len(self._under_way)} layers under way>"
@@ -73,39 +82,70 @@ class Arrivals:
     def close(self) -> None:
         """Start nothing more."""
         self._lookups.shutdown(wait=False, cancel_futures=True)
-        self._streams.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            streams = list(self._streams.values())
+        for pool in streams:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, image: str, digest: Digest) -> Future[Path]:
         with self._lock:
-            future = self._under_way.get(digest)
-            if future is None:
-                future = self._under_way[digest] = Future()
-                self._lookups.submit(self._settle, future, image, digest, self._look_up)
+            known = self._under_way.get(digest)
+            if known is not None:
+                return known
+            future = self._under_way[digest] = Future[Path]()
+        self._submit(self._lookups, future, image, digest, self._look_up)
         return future
+
+    def _submit(
+        self,
+        pool: ThreadPoolExecutor,
+        future: Future[Path],
+        image: str,
+        digest: Digest,
+        step: Callable[[str, Digest], Path | None],
+    ) -> None:
+        """Have a thread take the step; where there is none to be had the arrival fails, so that nobody waits for it."""
+        try:
+            pool.submit(self._settle, future, image, digest, step)
+        except RuntimeError as error:
+            _log.error("arrival.no_thread layer=%s error=%r", digest, str(error))
+            self._end(digest, future)
+            future.set_exception(SnapshotterError(f"{digest}: {error}"))
+
+    def _streams_of(self, image: str) -> ThreadPoolExecutor:
+        registry = image.partition("/")[0]
+        with self._lock:
+            pool = self._streams.get(registry)
+            if pool is None:
+                pool = self._streams[registry] = ThreadPoolExecutor(_STREAMS, thread_name_prefix="stream")
+        return pool
 
     def _settle(
         self, future: Future[Path], image: str, digest: Digest, step: Callable[[str, Digest], Path | None]
     ) -> None:
         """Run one step of an arrival; the look-up step hands on to the stream step when it finds nothing."""
+        if future.done():  # given up for want of a thread, and then one came
+            return
         try:
             directory = step(image, digest)
         except (SnapshotterError, BlockIndexError) as error:
-            self._end(digest)
+            self._end(digest, future)
             future.set_exception(error)
         except Exception as error:  # disk full, a bug: the layer goes the ordinary way, everyone waiting learns it
             _log.exception("arrival.failed layer=%s", digest)
-            self._end(digest)
+            self._end(digest, future)
             future.set_exception(SnapshotterError(f"{digest}: {type(error).__name__}: {error}"))
         else:
             if directory is None:
-                self._streams.submit(self._settle, future, image, digest, self._stream)
+                self._submit(self._streams_of(image), future, image, digest, self._stream)
                 return
-            self._end(digest)
+            self._end(digest, future)
             future.set_result(directory)
 
-    def _end(self, digest: Digest) -> None:
+    def _end(self, digest: Digest, future: Future[Path]) -> None:
         with self._lock:
-            del self._under_way[digest]
+            if self._under_way.get(digest) is future:
+                del self._under_way[digest]
 
     def _look_up(self, image: str, digest: Digest) -> Path | None:
         directory = self._store.find(digest)
@@ -121,6 +161,8 @@ class Arrivals:
             return None
         if index.blob_digest != digest:
             _log.warning("index.refused layer=%s reason='it describes %s'", digest, index.blob_digest)
+            return None
+        if index.blob_size < self._min_lazy_bytes:
             return None
         return _publish(self._store.stage(digest), index, encoded, image, _stored_runs(index))
 

@@ -95,7 +95,7 @@ class Flight:
         block_ends = self.layer.index.spans.block_ends
         decoder = SpanDecoder(self.layer.index, self._position, self.last)
         self.layer.tally.fetched(background)
-        with closing(self.layer.source.stream(decoder.blob_start, decoder.blob_end)) as chunks:
+        with closing(self.layer.sources[0].stream(decoder.blob_start, decoder.blob_end)) as chunks:
             for chunk in chunks:
                 self.layer.tally.count(background, len(chunk))
                 for piece in decoder.feed(chunk):

@@ -54,9 +54,25 @@ class Host:
                 return
             heapq.heappush(self._queues[lane], (time.monotonic() + delay_s, next(self._serial), job))
             if self._running[lane] < self._limits[lane]:
-                self._running[lane] += 1
-                threading.Thread(target=self._work, args=(lane,), name=f"{lane.name.lower()}-{self.name}").start()
+                self._start_thread(lane)
             self._changed.notify_all()
+
+    def tend(self) -> None:
+        """Try again to start the threads that the system refused; to be called now and then."""
+        with self._changed:
+            for lane, queue in self._queues.items():
+                if queue and not self._running[lane] and not self._closed:
+                    self._start_thread(lane)
+
+    def _start_thread(self, lane: Lane) -> None:
+        """One more thread for the lane. Never raises: when the system has none, the job waits in the queue."""
+        thread = threading.Thread(target=self._work, args=(lane,), name=f"{lane.name.lower()}-{self.name}")
+        self._running[lane] += 1
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._running[lane] -= 1
+            _log.error("fetch.no_thread host=%s lane=%s error=%r", self.name, lane.name, str(error))
 
     def close(self) -> None:
         """Drop what is queued and let the threads end."""

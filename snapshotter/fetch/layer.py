@@ -1,8 +1,8 @@
 """One layer in the fetch process: what is missing, which flights bring it, and who waits for it.
 
-Locking: `lock` guards waiters and flights. Nothing blocks under it;
-replies to the kernel are sent after it is released (a waiter is taken off the list first, so exactly one thread answers
-it). Files are written without it: each span has at most one flight, so no two threads write one block.
+Locking: `lock` guards waiters, flights and sources. Nothing blocks under it; replies to the kernel are sent after it is
+released (a waiter is taken off the list first, so exactly one thread answers it). Files are written without it: each
+span has at most one flight, and a flight that is just being cut writes the same verified bytes as its successor.
 """
 
 import errno
@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blockindex.layerindex import LayerIndex
@@ -76,13 +76,20 @@ class LayerFetch:
     """Fetches one layer's missing blocks for readers, and the rest behind them."""
 
     def __init__(
-        self, files: LayerFiles, index: LayerIndex, source: BlobSource, host: Host, growth: int, patience_s: float
+        self,
+        files: LayerFiles,
+        index: LayerIndex,
+        sources: Sequence[BlobSource],
+        host: Host,
+        growth: int,
+        patience_s: float,
     ) -> None:
-        """`growth` bounds how many bytes one request asks for (readers that read on and on, background), `patience_s`
-        how long the layer is left alone after failures in a row."""
+        """`sources`: the blob at each registry that is known to have it, in the order in which to try them. `growth`
+        bounds how many bytes one request asks for (readers that read on and on, background), `patience_s` how long the
+        layer is left alone after failures in a row."""
         self.files = files
         self.index = index
-        self.source = source
+        self.sources = list(sources)
         self.host = host
         self.tally = Tally()
         self.completed = threading.Event()
@@ -114,9 +121,9 @@ class LayerFetch:
         with self.lock:
             ready = self.files.has(waiter.start, waiter.end)
             if not ready:
-                self._waiters.append(waiter)
-                self.tally.waits += 1
                 starts = [self._demand(span) for span in self._missing_spans(waiter.start, waiter.end)]
+                self._waiters.append(waiter)  # last: whoever calls answers a read that could not be taken on
+                self.tally.waits += 1
         if ready:
             waiter.answer(waiter, 0)
             return
@@ -208,9 +215,7 @@ class LayerFetch:
         self._arrived(piece.block_start, piece.block_end)
 
     def _arrived(self, start: int, end: int) -> None:
-        if not self._waiters:
-            return
-        with self.lock:
+        with self.lock:  # also where nobody seems to wait: a reader may have looked just before and be on its way in
             done = [
                 waiter
                 for waiter in self._waiters
@@ -221,8 +226,15 @@ class LayerFetch:
         for waiter in done:
             waiter.answer(waiter, 0)
 
+    def add_source(self, source: BlobSource) -> None:
+        """The layer has been pulled through one more image: its registry is known to live, so it comes first."""
+        with self.lock:
+            if source not in self.sources:
+                self.sources = [source, *self.sources]
+
     def failure(self, flight: Flight, error: Exception) -> None:
-        """A flight could not go on; the next one waits longer, and the log gets louder."""
+        """A flight could not go on; the next one waits longer and asks another registry if one is known, and the log
+        gets louder."""
         self.tally.failures += 1
         self._last_failure = str(error)
         now = time.monotonic()
@@ -231,6 +243,8 @@ class LayerFetch:
             wait_s = min(self._patience_s, _BACKOFF_S * 2.0 ** min(self._failures - 1, 16)) * random.uniform(0.7, 1.3)
             asked_s = error.retry_after_s if isinstance(error, Transient) and error.retry_after_s else 0.0
             self._retry_at = now + max(wait_s, min(asked_s, _ASKED_MAX_S))
+            with self.lock:
+                self.sources = [*self.sources[1:], self.sources[0]]
         level = logging.WARNING if self._failures < _LOUD else logging.ERROR
         _log.log(
             level,

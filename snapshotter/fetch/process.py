@@ -60,8 +60,11 @@ class FetchProcess:
         self._open_blob = open_blob
         self._host_of = host_of
         self._store = BlockStore(Path(config.root))
+        self._store.sweep()  # what a killed predecessor had staged: nobody else stages layers
         self._arrivals = Arrivals(self._store, indexes, open_blob)
-        self._lock = threading.Lock()  # guards the two tables; layers are opened under it
+        # Guards additions to the two tables. Layers are opened under it, which takes up to seconds, so what is open
+        # is found without it: one layer's coming must not hold up the others' readers.
+        self._lock = threading.Lock()
         self._layers: dict[str, LayerFetch] = {}
         self._hosts: dict[str, Host] = {}
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -90,11 +93,14 @@ class FetchProcess:
             layer = self._layer(f"{node >> 8:014x}")
             size = max(min(size, layer.files.record.image_size - offset), 0)
             start, end = layer.files.blocks_of(offset, size)
+            since = self._ring.since(slot)
+            if since <= time.monotonic() - self._config.fetch.read_timeout_s and not layer.files.has(start, end):
+                raise TimeoutError("not answered in time by this process and those before it that were killed")
 
             def answer(waiter: Waiter, error: int) -> None:
                 self._answer(slot, unique, layer.files, waiter, error)
 
-            layer.wait_for(Waiter(offset, size, start, end, time.monotonic(), answer))
+            layer.wait_for(Waiter(offset, size, start, end, since, answer))
         except Exception:  # a poison request gets EIO, the process goes on
             _log.exception("read.failed node=%x offset=%d size=%d answered=EIO", node, offset, size)
             self._reply(slot, unique, -errno.EIO)
@@ -121,32 +127,40 @@ class FetchProcess:
             self._ring.free(slot)
 
     def _sweep(self) -> None:
-        """End the wait of readers for whom nothing has come in the stated time."""
+        """End the wait of readers for whom nothing has come in the stated time; start threads that were refused."""
         while True:
             time.sleep(_SWEEP_S)
-            before = time.monotonic() - self._config.fetch.read_timeout_s
-            for layer in tuple(self._layers.values()):
-                layer.expire(before)
+            try:
+                for host in tuple(self._hosts.values()):
+                    host.tend()
+                before = time.monotonic() - self._config.fetch.read_timeout_s
+                for layer in tuple(self._layers.values()):
+                    layer.expire(before)
+            except Exception:  # without this thread readers would wait for ever
+                _log.exception("sweep.failed")
 
     def _layer(self, name: str) -> LayerFetch:
-        with self._lock:
-            layer = self._layers.get(name)
-            if layer is None:
-                layer = self._layers[name] = self._open(self._store.layers / name)
-            return layer
+        layer = self._layers.get(name)
+        if layer is None:
+            with self._lock:
+                layer = self._layers.get(name)
+                if layer is None:
+                    layer = self._layers[name] = self._open(self._store.layers / name)
+        return layer
 
     def _open(self, directory: Path) -> LayerFetch:
         files = LayerFiles(directory, writable=True)
         try:
             index = decode_index((directory / "index").read_bytes())
             image = files.record.images[-1]
-            source = self._open_blob(image, files.record.digest)
+            # newest first; images that share a repository share its blob
+            blobs = [self._open_blob(image, files.record.digest) for image in reversed(files.record.images)]
         except BaseException:
             files.close()
             raise
         fetch, host = self._config.fetch, self._host(self._host_of(image))
         patience_s = min(_PATIENCE_S, fetch.read_timeout_s / 4)
-        return LayerFetch(files, index, source, host, fetch.span_growth_kib << 10, patience_s)
+        return LayerFetch(files, index, list(dict.fromkeys(blobs)), host, fetch.span_growth_kib << 10, patience_s)
 
     def _host(self, name: str) -> Host:
         host = self._hosts.get(name)
@@ -159,12 +173,14 @@ class FetchProcess:
 
     def ensure(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Bring a layer in; answers with its node name once it can be mounted."""
+        blob = self._open_blob(request["image"], Digest(request["digest"]))  # before all: is the reference one?
         siblings = tuple(Digest(digest) for digest in request["siblings"])
         try:
             directory = self._arrivals.ensure(request["image"], Digest(request["digest"]), siblings)
         except BlockIndexError as error:
             raise SnapshotterError(f"{request['digest']}: {error}") from error
         layer = self._layer(directory.name)
+        layer.add_source(blob)
         if self._config.fetch.background:
             layer.fill_in_background(self._config.fetch.background_delay_s)
         return {"name": directory.name, "complete": layer.completed.is_set()}

@@ -17,9 +17,10 @@ other it handles again. A new fetch process turns every TAKEN slot back into HAN
 request that was answered just before its process died are refused by the kernel with ENOENT, which is harmless.
 
 Layout: `[header 4096][states, one byte a slot][scratch][slots, 128 bytes each]`. Header: flags u32 at 0 (bit 0: INIT
-done, bit 1: resend agreed, bit 2: async direct I/O agreed), heartbeat u64 at 8, counts of restarts that found an OWNED
-slot are in the slot's byte 96. A slot holds a whole READ request (80 bytes); what is longer (LOOKUP names, FORGETs)
-runs over into the scratch area, of which one is enough for the reason above.
+done, bit 1: resend agreed, bit 2: async direct I/O agreed), heartbeat u64 at 8. In a slot: at 96 the count of restarts
+that found it OWNED (u8), at 104 when it was HANDED (f64, monotonic seconds). A slot holds a whole READ request (80
+bytes); what is longer (LOOKUP names, FORGETs) runs over into the scratch area, of which one is enough for the reason
+above.
 """
 
 import mmap
@@ -36,6 +37,7 @@ FREE, OWNED, HANDED, TAKEN = 0, 1, 2, 3
 _SLOTS = 65536  # the kernel's bound on background requests (u16): the ring can never be too small for them
 _SLOT = 128
 _ATTEMPTS = 96
+_HANDED_AT = 104
 _HEADER = 4096
 _STATES = _HEADER
 _SCRATCH = _STATES + _SLOTS
@@ -44,6 +46,7 @@ _SIZE = _FIRST + _SLOTS * _SLOT
 _INIT_DONE, _RESEND, _ASYNC_DIO = 1, 2, 4
 _FLAGS = struct.Struct("=I")
 _BEAT = struct.Struct("=Q")
+_SINCE = struct.Struct("=d")
 
 
 class Ring:
@@ -108,8 +111,9 @@ class Ring:
         """How many successors have found this request unanswered."""
         return self._map[_FIRST + slot * _SLOT + _ATTEMPTS]
 
-    def hand(self, slot: int) -> None:
-        """OWNED -> HANDED; the caller rings the doorbell."""
+    def hand(self, slot: int, now: float) -> None:
+        """OWNED -> HANDED at `now` (monotonic seconds); the caller rings the doorbell."""
+        _SINCE.pack_into(self.memory, _FIRST + slot * _SLOT + _HANDED_AT, now)
         self._map[_STATES + slot] = HANDED
 
     # -- fetch process -----------------------------------------------------------------------------------------------
@@ -127,6 +131,10 @@ class Ring:
         at = _STATES
         while (at := self._map.find(bytes([TAKEN]), at, _STATES + _SLOTS)) >= 0:
             self._map[at] = HANDED
+
+    def since(self, slot: int) -> float:
+        """When the request was handed over, whichever fetch process of the time took it (monotonic seconds)."""
+        return float(_SINCE.unpack_from(self.memory, _FIRST + slot * _SLOT + _HANDED_AT)[0])
 
     # -- both --------------------------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class BlockServer:
         size = max(min(size, layer.record.image_size - offset), 0)
         start, end = layer.blocks_of(offset, size)
         if not layer.has(start, end):
-            self._ring.hand(slot)
+            self._ring.hand(slot, time.monotonic())
             os.eventfd_write(self._doorbell, 1)
             return False
         data = self._buffer[:size]

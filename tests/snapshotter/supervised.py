@@ -33,6 +33,8 @@ def main(case: str, directory: Path) -> int:
         mains["fetch"] = _raising
     elif case == "stuck":
         mains["block"] = _beating(ring, 3)
+    elif case == "cannot fork":
+        supervisor.os.fork = _failing_at_first(os.fork)  # type: ignore[attr-defined]  # the module's own os
     elif case == "deaf":
         mains["service"] = _deaf
     noted = {name: _noted(directory / f"{name}.starts", toy) for name, toy in mains.items()}
@@ -57,6 +59,17 @@ def _beating(ring: int, beats: int = 1 << 30) -> Main:
         _sleeping()
 
     return run
+
+
+def _failing_at_first(fork: Callable[[], int]) -> Callable[[], int]:
+    failures = [BlockingIOError("out of processes")] * 4
+
+    def failing() -> int:
+        if failures:
+            raise failures.pop()
+        return fork()
+
+    return failing
 
 
 def _sleeping() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter import attach as attach_module
-from snapshotter.attach import Attacher, Capabilities, file_backed_ok, unmount_all
+from snapshotter.attach import Attacher, Capabilities, file_backed_ok, unmount_all, unmount_dead
 from snapshotter.blockstore import LayerRecord, node_name
 from snapshotter.errors import Precondition
 from snapshotter.kernel.loop import LoopStatus
@@ -230,6 +230,34 @@ def test_detaching_unmounts_and_removes_the_mount_point(tmp_path: Path, fuse: in
     attacher.detach(DIGEST)
     assert kernel.calls[-1] == ("umount", str(target), "lazy")  # containers that still run keep it
     assert not target.exists() and attacher.mounted() == {}
+
+
+def test_detaching_what_was_never_mounted_is_no_failure(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    _attacher(tmp_path, fuse, "loop").detach(DIGEST)
+    assert kernel.calls == []
+
+
+def test_below_a_symbolic_link_mounts_are_found_again(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    """The kernel's table names the place itself: else each restart would mount once more on top."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    target = _attacher(tmp_path / "link", fuse, "loop").attach(RECORD)
+    assert target == tmp_path / "disk" / "root" / "m" / node_name(DIGEST)
+    assert kernel.table[0].target == str(target)
+
+
+def test_a_new_daemon_takes_away_the_file_backed_mounts_of_an_earlier_one(
+    tmp_path: Path, fuse: int, kernel: Kernel
+) -> None:
+    attacher = _attacher(tmp_path, fuse, "file")
+    target = attacher.attach(RECORD)
+    loop = MountEntry(target=f"{target}0", source="/dev/loop9", fstype="erofs", major=7, minor=9)
+    other = MountEntry(target=str(tmp_path / "elsewhere/m/x"), source="/x", fstype="erofs", major=0, minor=9)
+    kernel.table += [loop, other]
+    unmount_dead(tmp_path / "root")
+    assert kernel.calls[-1] == ("umount", str(target), "lazy") and kernel.table == [loop, other]
+    attacher.attach(RECORD)
+    assert attacher.mounted()[target.name] == str(target)
 
 
 # -- the daemon is gone ------------------------------------------------------------------------------------------------

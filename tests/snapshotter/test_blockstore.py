@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,59 @@ def test_a_short_file_is_an_error_never_zeros(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="shorter"):
         files.read_into(memoryview(bytearray(2 * BLOCK)), len(META) + 4 * BLOCK)
     files.close()
+
+
+@pytest.mark.parametrize("name", ["meta", "data", "present"])
+def test_a_broken_layer_is_an_error_of_ours_and_leaks_no_descriptor(tmp_path: Path, name: str) -> None:
+    """Each read of it opens it again: the node would run out of descriptors."""
+    directory = _publish(BlockStore(tmp_path), absent=[])
+    (directory / name).unlink()
+    if name == "present":
+        (directory / name).write_bytes(b"\1")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(SnapshotterError, match="remove the directory"):
+        LayerFiles(directory)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_two_images_that_are_added_at_once_are_both_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlockStore(tmp_path)
+    directory = _publish(store, absent=[])
+    second = threading.Thread(target=store.add_image, args=(directory, "registry.test/second:1"))
+    rename = Path.rename
+
+    def slow_rename(path: Path, target: Path) -> Path:
+        if second.ident is None:
+            second.start()
+            second.join(0.2)  # it ends, or it waits for its turn
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", slow_rename)
+    store.add_image(directory, "registry.test/first:1")
+    second.join()
+    assert set(LayerRecord.load(directory).images) >= {"registry.test/first:1", "registry.test/second:1"}
+    assert sorted(path.name for path in directory.iterdir()) == ["data", "index", "layer.json", "meta", "present"]
+
+
+def test_a_store_without_a_boot_marker_is_not_trusted(tmp_path: Path) -> None:
+    """A power cut took the marker along: nothing says which boot wrote the layers."""
+    store = BlockStore(tmp_path)
+    store.recover("boot-1")
+    directory = _publish(store, absent=[])
+    (tmp_path / "boot_id").unlink()
+    store.recover("boot-1")
+    files = LayerFiles(directory)
+    assert files.blocks_present() == 0
+    files.close()
+
+
+def test_a_stray_file_among_the_layers_is_left_alone(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path)
+    (store.layers / "notes.txt").write_text("mine")
+    assert list(store.names()) == []
+    store.recover("boot-1")
+    store.recover("boot-2")
+    assert (store.layers / "notes.txt").read_text() == "mine"
 
 
 def test_write_all_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,19 @@ def test_a_new_daemon_brings_live_mounts_back(tmp_path: Path, layer: Layer, inde
         assert (mount / "f0050").read_bytes() == layer.contents["f0050"]
 
 
+def test_a_new_daemon_mounts_file_backed_layers_anew(tmp_path: Path, layer: Layer, indexed: str) -> None:
+    """The old mount is dead for good: the next container must not get it."""
+    toml = f'{indexed}{_NO_STREAM}[mount]\nattach = "file"\n'
+    with origin(layer) as registry, Daemon(tmp_path, registry, toml) as daemon:
+        mount = daemon.prepare(layer)
+        assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
+        daemon.stop(signal.SIGKILL)
+        daemon.start()
+        _until(lambda: mount.is_mount() and (mount / "f0050").read_bytes() == layer.contents["f0050"])
+        drop_caches()
+        assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
+
+
 def test_after_a_reboot_local_bytes_are_checked_before_they_are_served(
     tmp_path: Path, layer: Layer, indexed: str
 ) -> None:

@@ -1,5 +1,6 @@
 """Calls between our processes: values and errors come over, a dead process is told from one that refuses."""
 
+import errno
 import os
 import socket
 import stat
@@ -68,6 +69,37 @@ def test_a_slow_call_does_not_hold_up_another(tmp_path: Path) -> None:
     gate.set()
     slow.join()
     server.close()
+
+
+def test_a_node_out_of_descriptors_or_threads_for_a_moment_is_served_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever connects to a server that takes no calls would wait as long as it lives."""
+    path = tmp_path / "socket"
+    server = Server(path, {"ping": lambda request: "pong"})
+    accept, start = socket.socket.accept, threading.Thread.start
+    refusals = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENFILE, "Too many open files in system")]
+
+    def flaky_accept(listener: socket.socket) -> tuple[socket.socket, object]:
+        if refusals:
+            raise refusals.pop()
+        return accept(listener)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(socket.socket, "accept", flaky_accept)
+    assert call(path, "ping") == "pong"  # by the accept that had begun
+    assert call(path, "ping") == "pong"
+    assert not refusals
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(Unanswered):
+        call(path, "ping")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert call(path, "ping") == "pong"
+    server.close()
+    assert caplog.text.count("rpc.refused") == 3
+    caplog.clear()
 
 
 def test_a_socket_left_by_a_killed_process_is_replaced(tmp_path: Path) -> None:

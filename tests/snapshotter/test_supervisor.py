@@ -11,6 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
+from snapshotter.errors import UserError
+from snapshotter.supervisor import _lock
+
 PATIENCE_S = 20.0
 WORKERS = ("block", "fetch", "service")
 
@@ -146,3 +151,32 @@ def test_a_block_server_whose_heart_beats_is_left_alone(tmp_path: Path) -> None:
         started = running.starts("block")[0]
         running.until(lambda: time.monotonic() - started > 0.7)  # three times what counts as stuck
         assert len(running.starts("block")) == 1 and "worker.stuck" not in running.log
+
+
+def test_a_node_out_of_processes_for_a_moment_does_not_end_the_daemon(tmp_path: Path) -> None:
+    """Its end would be the end of every container on the node: the connection goes with it."""
+    with supervised("cannot fork", tmp_path) as running:
+        assert running.log.count("worker.not_started") == 4
+        assert set(running.pids()) == {"supervisor", *WORKERS}
+
+
+def test_a_full_run_directory_does_not_end_the_daemon(tmp_path: Path) -> None:
+    with supervised("plain", tmp_path) as running:
+        before = running.pids()
+        (tmp_path / "processes.new").mkdir()  # nothing can be written there
+        os.kill(before["fetch"], signal.SIGKILL)
+        running.until(lambda: len(running.starts("fetch")) == 2)
+        running.until(lambda: "processes.not_written" in running.log)
+        (tmp_path / "processes.new").rmdir()
+        os.kill(before["service"], signal.SIGKILL)
+        running.until(lambda: running.rows()["service"]["restarts"] == 1)
+
+
+def test_a_directory_is_one_daemons(tmp_path: Path) -> None:
+    """Another one would sweep what this one is bringing in."""
+    with (tmp_path / "lock").open("a+") as ours, (tmp_path / "lock").open("a+") as other:
+        _lock(ours, tmp_path, "root")
+        with pytest.raises(UserError, match=r"another daemon runs with .* its own `root`"):
+            _lock(other, tmp_path, "root")
+    with (tmp_path / "lock").open("a+") as later:
+        _lock(later, tmp_path, "root")

@@ -176,6 +176,43 @@ def test_a_layer_does_not_wait_for_its_siblings(bench: Bench, layers: list[Layer
     _check_complete(bench.ensure(layers[1]), layers[1])
 
 
+def test_a_registry_that_hangs_holds_up_no_other(
+    tmp_path: Path, layers: list[Layer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival_module, "_STREAMS", 1)
+    bench = Bench(tmp_path, layers)
+    hanging = bench.blobs[layers[0].digest].hold(0)
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(bench.ensure, layers[0])
+        hanging.await_stream()
+        healthy = bench.arrivals.ensure("other.test/app:1", layers[1].digest, ())
+        _check_complete(healthy, layers[1])
+        hanging.release()
+        _check_complete(stuck.result(PATIENCE_S), layers[0])
+    bench.arrivals.close()
+
+
+@pytest.mark.parametrize("pool", ["arrival", "stream"])
+def test_without_a_thread_an_arrival_fails_and_the_next_one_comes(
+    bench: Bench, layers: list[Layer], monkeypatch: pytest.MonkeyPatch, pool: str
+) -> None:
+    """The node is out of threads for a moment: nobody waits for ever."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(pool):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as caller:
+        patched.setattr(threading.Thread, "start", refuse)
+        arriving = caller.submit(bench.ensure, layers[0])
+        with pytest.raises(SnapshotterError, match="new thread"):
+            arriving.result(PATIENCE_S)
+    assert bench.arrivals.under_way() == []
+    _check_complete(bench.ensure(layers[0]), layers[0])
+
+
 def test_callers_of_one_layer_share_one_look_up(bench: Bench, layers: list[Layer]) -> None:
     bench.indexes.known[layers[0].digest] = encoded_index(layers[0])
     bench.indexes.gate.clear()
@@ -275,3 +312,20 @@ def test_two_layers_with_one_node_name(bench: Bench, layers: list[Layer]) -> Non
     with pytest.raises(SnapshotterError, match="begins like"):
         bench.arrivals.ensure(IMAGE, twin, ())
     _check_complete(directory, layers[0])
+
+
+def test_a_small_layer_is_brought_in_whole(tmp_path: Path, layers: list[Layer]) -> None:
+    """`min_lazy_bytes` lies between two layers' sizes: the smaller one is streamed although there is an index."""
+    small, large = make_layer(files=1, size=100), layers[0]
+    indexes, blobs = Indexes(), {layer.digest: FakeBlob(layer.blob) for layer in (small, large)}
+    indexes.known = {layer.digest: encoded_index(layer) for layer in (small, large)}
+    arrivals = Arrivals(BlockStore(tmp_path), indexes, lambda image, digest: blobs[digest], len(small.blob) + 1)
+    try:
+        present = []
+        for layer in (small, large):
+            files = LayerFiles(arrivals.ensure(IMAGE, layer.digest, ()))
+            present.append(files.blocks_present())
+            files.close()
+        assert present == [1, 0]
+    finally:
+        arrivals.close()

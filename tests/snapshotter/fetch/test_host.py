@@ -114,6 +114,23 @@ def test_a_broken_job_does_not_take_the_lane_down(host: Host, caplog: pytest.Log
     assert record.exc_info is not None and isinstance(record.exc_info[1], ValueError)
 
 
+def test_a_job_that_found_no_thread_runs_as_soon_as_there_is_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The node is out of threads for a moment: no job is lost, and the lane is as wide as before."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        job = Job(host)
+    assert "0 running, 1 queued" in repr(host) and "fetch.no_thread" in caplog.text
+    caplog.clear()
+    host.tend()
+    job.await_end()
+
+
 def test_close_drops_what_is_queued_and_what_comes_later(host: Host) -> None:
     blocker = Job(host, free=False)
     blocker.await_begin()

@@ -14,7 +14,7 @@ from blockindex.codec import decode_index
 from blockindex.layerindex import LayerIndex
 from blockindex.model import BLOCK, Piece
 from snapshotter.blockstore import PRESENT, UNVERIFIED, BlockStore, LayerFiles
-from snapshotter.errors import Transient
+from snapshotter.errors import NotFound, Transient
 from snapshotter.fetch import flight as flight_module
 from snapshotter.fetch import host as host_module
 from snapshotter.fetch import layer as layer_module
@@ -88,7 +88,7 @@ class Bench:
         self.directory = store_layer(root, layer)
         self.files = LayerFiles(self.directory, writable=True)
         self.landings: Counter[int] = Counter()
-        self.layer = LayerFetch(self.files, index, self.blob, self.host, growth, patience_s=1.0)
+        self.layer = LayerFetch(self.files, index, [self.blob], self.host, growth, patience_s=1.0)
         self._land = self.layer.land
         self.layer.land = self._count  # type: ignore[method-assign]
 
@@ -164,6 +164,36 @@ def test_the_layer_is_as_these_tests_want_it(bench: Bench) -> None:
 
 
 # -- readers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_piece_that_lands_while_a_reader_is_taken_on_answers_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has looked, and is not on the list yet, when the last block it misses comes."""
+    place = bench.index.pieces(3)[0]
+    data = bench.region[place.block_start * BLOCK : place.block_end * BLOCK]
+    lander = threading.Thread(target=bench.layer.land, args=(Piece(place.block_start, place.block_end, data),))
+    has = LayerFiles.has
+
+    def look(files: LayerFiles, start: int, end: int) -> bool:
+        found = has(files, start, end)
+        if not found and lander.ident is None:
+            lander.start()
+            lander.join(0.2)  # it ends, or it waits for whoever is looking
+        return found
+
+    monkeypatch.setattr(LayerFiles, "has", look)
+    read = bench.read(place.block_start, place.block_end)
+    lander.join(PATIENCE_S)
+    bench.check(read)
+
+
+def test_a_read_that_cannot_be_taken_on_leaves_nobody_on_the_list(bench: Bench) -> None:
+    """Who takes it answers it with an error: a second answer would be another reader's."""
+    beyond = bench.files.record.blocks
+    with pytest.raises(IndexError):
+        bench.read(beyond, beyond + 1)
+    assert bench.layer.waiting() == 0
 
 
 def test_a_read_of_present_blocks_is_answered_at_once(bench: Bench) -> None:
@@ -565,7 +595,7 @@ def test_the_background_checks_what_is_in_doubt(bench: Bench) -> None:
     bench.settle()
     requests = len(bench.blob.requests)
     _distrust(bench, 0, bench.index.block_count)
-    again = LayerFetch(bench.files, bench.index, bench.blob, bench.host, 1 << 30, 1.0)
+    again = LayerFetch(bench.files, bench.index, [bench.blob], bench.host, 1 << 30, 1.0)
     again.fill_in_background(0.0)
     assert again.completed.wait(PATIENCE_S)
     bench.settle()
@@ -574,3 +604,31 @@ def test_the_background_checks_what_is_in_doubt(bench: Bench) -> None:
 
 def test_a_flight_shows_what_it_does(bench: Bench) -> None:
     assert repr(Flight(bench.layer, 1, 4, flight_module.Lane.DEMAND)) == "<Flight DEMAND spans 1..1..4>"
+
+
+# -- registries ------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_registry_does_not_give_another_does(
+    bench: Bench, layer: Layer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The layer was pulled through two images, and one has been deleted since."""
+    start, _ = bench.span_blocks(4)
+    bench.blob.break_off(bench.span_range(4, 5)[0], NotFound("deleted"))
+    mirror = FakeBlob(layer.blob)
+    bench.layer.sources.append(mirror)
+    bench.check(bench.read(start, start + 1))
+    bench.settle()
+    assert bench.blob.requests == mirror.requests == [bench.span_range(4, 5)]
+    assert bench.layer.sources == [mirror, bench.blob]  # stays with what works
+    caplog.clear()
+
+
+def test_the_registry_of_the_newest_image_comes_first(bench: Bench, layer: Layer) -> None:
+    newest = FakeBlob(layer.blob)
+    bench.layer.add_source(newest)
+    bench.layer.add_source(newest)
+    assert bench.layer.sources == [newest, bench.blob]
+    start, _ = bench.span_blocks(4)
+    bench.check(bench.read(start, start + 1))
+    assert bench.blob.requests == []

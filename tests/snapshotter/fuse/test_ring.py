@@ -69,12 +69,13 @@ def test_an_old_request_in_a_slot_is_not_mistaken_for_a_new_one(fd: int, ring: R
 def test_handed_requests_are_taken_once_and_again_by_a_new_fetch_process(ring: Ring) -> None:
     slots = [ring.claim() for _ in range(3)]
     for slot in slots:
-        ring.hand(slot)
+        ring.hand(slot, now=12.5)
     assert list(ring.take()) == slots
     assert list(ring.take()) == []
     ring.free(slots[1])  # answered before it was killed
     ring.inherit()
     assert list(ring.take()) == [slots[0], slots[2]]
+    assert ring.since(slots[2]) == 12.5
 
 
 def test_when_every_slot_is_in_flight_claiming_says_so(ring: Ring) -> None:

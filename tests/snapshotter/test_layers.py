@@ -1,0 +1,125 @@
+"""The service's way to its layers: whom it asks, and what it gives back."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotter.blockstore import BlockStore, LayerRecord, node_name
+from snapshotter.errors import Precondition
+from snapshotter.layers import Layers, NoLayers
+from snapshotter.model import Digest, LayerRef
+from snapshotter.rpc import Server
+
+DIGEST = Digest("sha256:" + "ab" * 32)
+IMAGE = "registry.test/app:1"
+
+
+class FakeAttacher:
+    """Mounts nothing; `refuses` is raised by `detach`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.attached: set[str] = set()
+        self.refuses: Exception | None = None
+
+    def path(self, digest: Digest) -> Path:
+        return self.root / node_name(digest)
+
+    def attach(self, record: LayerRecord) -> Path:
+        self.attached.add(node_name(record.digest))
+        return self.path(record.digest)
+
+    def detach(self, digest: Digest) -> None:
+        if self.refuses:
+            raise self.refuses
+        self.attached.discard(node_name(digest))
+
+    def mounted(self) -> dict[str, str]:
+        return {name: str(self.root / name) for name in self.attached}
+
+    def warm(self, digest: Digest) -> None:
+        pass
+
+
+class Bench:
+    """Layers over a store, and a fetch process that notes what it is asked."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = BlockStore(root)
+        self.attacher = FakeAttacher(root / "m")
+        self.asked: list[tuple[str, str]] = []
+        self.watched = threading.Event()
+        self._server = Server(root / "fetch.sock", {op: self._note(op) for op in ("ensure", "complete", "release")})
+        self.layers = Layers(self.store, root / "fetch.sock", self.attacher)  # type: ignore[arg-type]  # a fake
+
+    def _note(self, op: str) -> Any:
+        def handler(request: Mapping[str, Any]) -> Any:
+            self.asked.append((op, request.get("image", "")))
+            if op == "complete":
+                self.watched.set()
+            return {"name": node_name(DIGEST), "complete": False} if op == "ensure" else True
+
+        return handler
+
+    def close(self) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "watch":
+                thread.join()
+        self._server.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    staging = bench.store.stage(DIGEST)
+    staging.publish(LayerRecord(DIGEST, 1, 4096, 0, (IMAGE,), ()), bytes(4096), b"index", [])
+    yield bench
+    bench.close()
+
+
+def _ref(image: str) -> LayerRef:
+    return LayerRef(image, DIGEST, (DIGEST,))
+
+
+def test_a_layer_in_the_store_is_mounted_without_asking(bench: Bench) -> None:
+    assert bench.layers.ensure(_ref(IMAGE)).path == bench.attacher.path(DIGEST)
+    assert ("ensure", IMAGE) not in bench.asked
+
+
+def test_another_image_of_a_layer_in_the_store_is_made_known(bench: Bench) -> None:
+    """The registry of the first one may have lost the layer since."""
+    assert bench.layers.ensure(_ref("other.test/app:1")).path == bench.attacher.path(DIGEST)
+    assert ("ensure", "other.test/app:1") in bench.asked
+
+
+def test_a_layer_that_cannot_be_unmounted_is_fetched_no_more(bench: Bench) -> None:
+    bench.attacher.refuses = OSError("busy")
+    with pytest.raises(OSError, match="busy"):
+        bench.layers.release(DIGEST)
+    assert bench.asked == [("release", "")]
+
+
+def test_without_a_thread_to_watch_it_a_layer_is_mounted_and_watched_the_next_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert bench.layers.ensure(_ref(IMAGE)).path == bench.attacher.path(DIGEST)
+    assert "layer.not_watched" in caplog.text and bench.asked == []
+    caplog.clear()
+    bench.layers.ensure(_ref(IMAGE))
+    assert bench.watched.wait(5.0)
+
+
+def test_a_node_that_cannot_mount_layers_says_so_and_gives_nothing_back() -> None:
+    layers = NoLayers("this kernel has no EROFS")
+    for refused in (lambda: layers.ensure(_ref(IMAGE)), layers.status):
+        with pytest.raises(Precondition, match="no EROFS"):
+            refused()
+    layers.release(DIGEST)

@@ -21,6 +21,7 @@ __all__ = [
     "Config",
     "FetchConfig",
     "IndexConfig",
+    "LazyConfig",
     "LogConfig",
     "MountConfig",
     "RegistryConfig",
@@ -117,6 +118,17 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LazyConfig:
+    """Which images are lazy. Patterns are matched against whole image references; `*` matches slashes too."""
+
+    include: tuple[str, ...] = _option((), "Shell patterns of images that may be lazy; empty: all.")
+    exclude: tuple[str, ...] = _option((), "Shell patterns of images that containerd is to pull the ordinary way.")
+    min_layer_kib: int = _option(
+        0, "Layers with a smaller blob are brought in whole before they are mounted.", unit="KiB", low=0, high=1 << 30
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything an operator can set."""
 
@@ -151,6 +163,7 @@ class Config:
         return Path(self.socket or Path(self.run, "bootseer.sock"))
 
     @property
+    lazy: LazyConfig = field(default_factory=LazyConfig, metadata={"doc": "Which images are served lazily."})
     def control_path(self) -> Path:
         """The control socket of the command line."""
         return Path(self.run, "control.sock")

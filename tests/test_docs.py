@@ -28,6 +28,7 @@ from proto import layerindex_pb2
 from scripts.rig.image import RECIPES, build
 from scripts.rig.workspace import Workspace
 from snapshotter.config import Config
+from snapshotter.containerd.ordinary import OrdinaryLayers
 from tests.snapshotter.images import gzip_layer, write_layout
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -111,6 +112,9 @@ SITE = {
     *SESSION,
     "sudo bootseer serve --config /etc/bootseer/config.toml",
     "sudo bootseer status --json",
+    "sudo bootseer doctor --image registry.example/app:1",
+    "sudo bootseer lazy off",
+    "sudo bootseer lazy on",
     "sudo bootseer unmount",
 }
 
@@ -201,6 +205,8 @@ class Site:
         argv = _argv(command.removesuffix(" &").removesuffix(" --config /etc/bootseer/config.toml"))
         if argv[0] == BOOTSEER and argv[1] != "index":
             argv += ["--config", f"{self.root}/b.toml"]
+        if argv[1:2] == ["doctor"]:
+            argv += ["--containerd-config", f"{self.root}/c.toml", "--containerd-address", f"{self.root}/c.sock"]
         if argv[:2] == ["ctr", "run"]:
             argv[2:2] = ["--cgroup", ""]  # a parent group named after the namespace would stay on the machine
         if argv[1:2] == ["serve"]:
@@ -267,6 +273,11 @@ def test_the_session_of_the_readme(site: Site) -> None:
     assert "3 lazy" in printed["sudo .venv/bin/bootseer status"]
     assert "layer.streamed" not in site.log("daemon"), "the indexes were not used"
     _fields_are_documented(json.loads(site.run("sudo bootseer status --json")))
+    checks = site.run("sudo bootseer doctor --image registry.example/app:1")
+    assert "containerd runs it as bootseer" in checks and checks.count("-index ") == 3
+    assert site.run("sudo bootseer lazy off").startswith("off since")
+    assert "new pulls are ordinary" in site.run("sudo .venv/bin/bootseer status")
+    assert site.run("sudo bootseer lazy on").startswith("on")
     site.stop()  # containerd
     site.stop()  # the daemon
     site.run("sudo bootseer serve --config /etc/bootseer/config.toml")
@@ -279,7 +290,7 @@ def _fields_are_documented(status: dict[str, object]) -> None:
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     layers = status["layers"]
     assert isinstance(layers, list)
-    real = {*status, *layers[0]}
+    real = {*status, *layers[0], *(field.name for field in dataclasses.fields(OrdinaryLayers))}
     assert real <= named, "fields that docs/operations.md does not name"
     assert named - real == {"problem"}, "fields that the daemon does not give"
 
@@ -359,7 +370,7 @@ def test_named_options_exist() -> None:
         field.name for section in sections if dataclasses.is_dataclass(section) for field in dataclasses.fields(section)
     }
     named = {name for text in DOCS.values() for name in re.findall(r"`([a-z_]+_(?:s|kib|threads))`", text)}
-    assert named - known <= {"ready_s", "mount_s", "read_s", "decode_s"}, "fields of documents and logs, not options"
+    assert named - known <= {"ready_s", "mount_s", "read_s", "decode_s", "last_s"}, "fields of documents and logs, not options"
     assert len(named & known) > 3
 
 

@@ -22,7 +22,7 @@ _LAYER_COLUMNS = (
     "digest", "state", "image", "size_bytes", "present_bytes", "blocks", "blocks_present", "mount",
     "demand_fetches", "demand_bytes", "background_fetches", "background_bytes", "waiting_readers", "name",
 )  # fmt: skip
-_TOP = ("version", "pid", "processes", "prepares", "layers")
+_TOP = ("version", "pid", "processes", "prepares", "lazy_off_since", "ordinary", "layers")
 
 
 def add(commands: Commands) -> None:
@@ -70,6 +70,11 @@ def render(answer: Mapping[str, Any]) -> str:
         parts.append(table(("PROCESS", "PID", "RESTARTS", "MEMORY"), rows))
     if prepares := answer.get("prepares"):
         parts.append("prepares: " + ", ".join(f"{count} {kind}" for kind, count in prepares.items()))
+    if since := answer.get("lazy_off_since"):
+        parts.append(f"lazy: off since {since}; new pulls are ordinary (`bootseer lazy on` ends this)")
+    if ordinary := answer.get("ordinary"):
+        rows = [[str(row.get(key, "")) for key in ("layers", "reason", "image", "detail")] for row in ordinary]
+        parts.append(table(("LAYERS", "LEFT TO CONTAINERD", "LAST OF", "WHY"), rows))
     parts += [f"{key}: {_plain(value)}" for key, value in answer.items() if key not in _TOP]
     layers = answer.get("layers", [])
     parts.append(_layers(layers) if layers else "no layers")

@@ -78,11 +78,13 @@ class Counters:
     """What became of the Prepare calls since this process started.
 
     `lazy`: served by the provider. `reused`: the target existed already. `ordinary`: an image layer that came without
-    (readable) image labels. `fallback`: the provider could not serve it, containerd unpacks. `containers`: all others.
+    (readable) image labels. `refused`: the operator wants none of it lazy. `fallback`: the provider could not serve it,
+    containerd unpacks. `containers`: all others.
     """
 
     lazy: int = 0
     reused: int = 0
     ordinary: int = 0
+    refused: int = 0
     fallback: int = 0
     containers: int = 0

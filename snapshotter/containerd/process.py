@@ -20,8 +20,10 @@ from snapshotter.blockstore import BlockStore
 from snapshotter.config import Config
 from snapshotter.errors import Precondition, SnapshotterError
 from snapshotter.layers import Layers, NoLayers
+from snapshotter.lazyswitch import LazySwitch
 from snapshotter.rpc import Server
 
+from .ordinary import LazyRules
 from .service import serve
 from .snapshots import Snapshots
 
@@ -45,7 +47,8 @@ def main(config: Config, mount_fd: int) -> None:
     except Precondition as error:  # no EROFS, no loop devices: images are ordinary ones, which is no failure
         _log.error("service.ordinary_only reason=%r", str(error))
         layers = NoLayers(str(error))
-    snapshots = Snapshots(root, layers)
+    rules = LazyRules(LazySwitch(root), config.lazy.include, config.lazy.exclude)
+    snapshots = Snapshots(root, layers, rules.refusal)
     control = Server(run / "control.sock", {"status": lambda request: _status(config, layers, snapshots)})
     # containers that still run get their layers back before containerd is served; a slow layer holds up no other
     restored = threading.Thread(target=snapshots.restore, name="restore", daemon=True)
@@ -77,6 +80,8 @@ def _status(config: Config, layers: Layers | NoLayers, snapshots: Snapshots) -> 
         "pid": processes[0]["pid"],
         "processes": processes,
         "prepares": asdict(snapshots.counters()),
+        "lazy_off_since": LazySwitch(Path(config.root)).off_since() or "",
+        "ordinary": [asdict(row) for row in snapshots.ordinary()],
         **fetch,
     }
 

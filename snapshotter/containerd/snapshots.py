@@ -15,7 +15,7 @@ a crash at any point leaves a directory or a mounted layer too many, never a row
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,6 +28,7 @@ from snapshotter.containerd.filters import compile_filters
 from snapshotter.containerd.lazy import LazyLayers
 from snapshotter.containerd.metadata import Metadata, View
 from snapshotter.containerd.model import Counters, Kind, LazyLayer, Mount, Snapshot, Usage
+from snapshotter.containerd.ordinary import OrdinaryLayers, OrdinaryPulls, Reason, Refusal
 from snapshotter.containerd.overlay import check_path, mounts
 from snapshotter.containerd.skeleton import build_skeleton
 from snapshotter.errors import AlreadyExists, InvalidArgument, NotFound, Precondition, SnapshotterError
@@ -37,7 +38,7 @@ __all__ = ["Snapshots"]
 
 _log = logging.getLogger(__name__)
 
-_Outcome = Literal["lazy", "reused", "ordinary", "fallback", "containers"]
+_Outcome = Literal["lazy", "reused", "ordinary", "refused", "fallback", "containers"]
 
 
 class Snapshots:
@@ -47,12 +48,17 @@ class Snapshots:
     provider raises, where a mounted layer is needed to go on.
     """
 
-    def __init__(self, root: Path, provider: LayerProvider) -> None:
+    def __init__(
+        self, root: Path, provider: LayerProvider, refusal: Callable[[str], Refusal | None] = lambda image: None
+    ) -> None:
+        """`refusal(image)` tells why layers of an image are not to be lazy; None: they may be."""
         check_path(root)
         root.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._dirs = SnapshotDirs(root)
         self._metadata = Metadata(root / "metadata.db")
         self._layers = LazyLayers(provider, self._uses_layer)
+        self._refusal = refusal
+        self._ordinary = OrdinaryPulls()
         self._counters = Counters()
         self._counting = threading.Lock()
 
@@ -174,21 +180,32 @@ class Snapshots:
         with self._counting:
             return self._counters
 
+    def ordinary(self) -> list[OrdinaryLayers]:
+        """The image layers that were left to containerd, by reason."""
+        return self._ordinary.rows()
+
     def close(self) -> None:
         """Close the store. Mounted layers stay as they are."""
         self._metadata.close()
 
     def _prepare_layer(self, key: str, parent: str, labels: Mapping[str, str]) -> _Outcome:
-        """Commit the layer's snapshot if it can be lazy; "ordinary" and "fallback" say that it cannot."""
+        """Commit the layer's snapshot if it can be lazy; "ordinary", "refused" and "fallback" say that it is not."""
         target = labelling.target_name(labels)
         try:
             ref = labelling.layer_ref(labels)
         except InvalidArgument as error:
             _log.warning("layer.fallback target=%s reason=%s", target, error)
+            self._ordinary.count(Reason.BAD_LABELS, "", str(error))
             return "fallback"
         if ref is None or not target:
             _log.info("layer.ordinary key=%s reason=the client sent no image labels, so containerd unpacks it", key)
+            self._ordinary.count(Reason.NO_LABELS, "" if ref is None else ref.image, "the client sent no image labels")
             return "ordinary"
+        refusal = self._refusal(ref.image)
+        if refusal is not None:
+            _log.info("layer.refused layer=%s image=%s reason=%s", ref.digest, ref.image, refusal.detail)
+            self._ordinary.count(refusal.reason, ref.image, refusal.detail)
+            return "refused"
         with self._metadata.read() as view:
             below = _parent(view, parent, InvalidArgument)
             if view.find(key) is not None:
@@ -202,9 +219,11 @@ class Snapshots:
                 skeleton = self._skeleton(layer, chain, pins)
             except SnapshotterError as error:
                 _log.warning("layer.fallback layer=%s image=%s reason=%s", ref.digest, ref.image, error)
+                self._ordinary.count(Reason.FAILED, ref.image, str(error))
                 return "fallback"
             except Exception:  # border to the provider: the image can still be unpacked by containerd
                 _log.exception("layer.fallback layer=%s image=%s reason=unexpected error", ref.digest, ref.image)
+                self._ordinary.count(Reason.FAILED, ref.image, "unexpected error, see the log")
                 return "fallback"
             lazy = LazyLayer(ref, layer.path, skeleton is not None)
             try:

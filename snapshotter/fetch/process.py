@@ -61,7 +61,7 @@ class FetchProcess:
         self._host_of = host_of
         self._store = BlockStore(Path(config.root))
         self._store.sweep()  # what a killed predecessor had staged: nobody else stages layers
-        self._arrivals = Arrivals(self._store, indexes, open_blob)
+        self._arrivals = Arrivals(self._store, indexes, open_blob, config.lazy.min_layer_kib << 10)
         # Guards additions to the two tables. Layers are opened under it, which takes up to seconds, so what is open
         # is found without it: one layer's coming must not hold up the others' readers.
         self._lock = threading.Lock()

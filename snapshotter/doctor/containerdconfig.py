@@ -1,0 +1,157 @@
+"""containerd's configuration file, as far as it decides whether pulls are lazy. Versions 1, 2 and 3 of its format.
+
+Reads the file and its `imports`; does not run containerd. As in containerd, an imported file replaces whole sections of
+`plugins` and `proxy_plugins`. The checks take parsed values and are pure.
+"""
+
+import glob
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapshotter.errors import UserError
+
+from .model import Check, fail, ok, warn
+
+__all__ = ["DEFAULT_CONFIG", "ContainerdConfig", "check_config", "read_config"]
+
+DEFAULT_CONFIG = Path("/etc/containerd/config.toml")
+
+_CRI_PLUGINS = ("io.containerd.cri.v1.images", "io.containerd.grpc.v1.cri", "cri")  # versions 3, 2, 1
+_TRANSFER = "io.containerd.transfer.v1.local"
+_RESTART = "then restart containerd"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerdConfig:
+    """The parts that matter. `proxy` is our plugin's name and table, or None; `cri` the table that holds the CRI's
+    snapshotter, empty where none is written, and `cri_path` how it is called in the file; `unpack` the snapshotters
+    that the transfer service unpacks for."""
+
+    path: Path
+    version: int
+    proxy: tuple[str, Mapping[str, Any]] | None
+    cri: Mapping[str, Any]
+    cri_path: str
+    cri_disabled: bool
+    unpack: frozenset[str]
+
+
+def read_config(path: Path, socket: Path) -> ContainerdConfig:
+    """The configuration in `path` as it concerns the snapshotter at `socket`. UserError when it cannot be read."""
+    data = _merged(path, set())
+    plugins = _table(data, "plugins")
+    cri_path, cri = _cri(plugins)
+    unpack = _table(plugins, _TRANSFER).get("unpack_config", [])
+    proxies = _table(data, "proxy_plugins")
+    ours = [
+        (name, table)
+        for name, table in proxies.items()
+        if isinstance(table, dict) and _same_socket(table.get("address"), socket)
+    ]
+    disabled = {str(name) for name in data.get("disabled_plugins", [])}
+    return ContainerdConfig(
+        path=path,
+        version=int(data.get("version", 1)),
+        proxy=ours[0] if ours else None,
+        cri=cri,
+        cri_path=cri_path,
+        cri_disabled=bool(disabled & set(_CRI_PLUGINS)),
+        unpack=frozenset(str(entry.get("snapshotter", "")) for entry in unpack if isinstance(entry, dict)),
+    )
+
+
+def check_config(config: ContainerdConfig, socket: Path, containerd: str) -> list[Check]:
+    """The checks of the file; `containerd` is the version of the running one, "" when unknown."""
+    if config.proxy is None:
+        what = f"no plugin with address {socket} in {config.path}"
+        lines = f'[proxy_plugins.bootseer] type = "snapshot" address = "{socket}"'
+        why = "containerd does not know bootseer"
+        return [fail("containerd-config", what, why, f"add to {config.path}: {lines}; {_RESTART}")]
+    name, table = config.proxy
+    if table.get("type") != "snapshot":
+        what = f"plugin {name} in {config.path} has type {table.get('type')!r}"
+        fix = f'set type = "snapshot" in [proxy_plugins.{name}]; {_RESTART}'
+        return [fail("containerd-config", what, "only a plugin of type snapshot makes snapshots", fix)]
+    checks = [ok("containerd-config", f"plugin {name} in {config.path}"), *_cri_checks(config, name)]
+    major = containerd.lstrip("v").split(".")[0]
+    if (int(major) if major.isdigit() else 0) >= 2 or (not containerd and config.version >= 3):
+        checks.append(_transfer_check(config, name, table))
+    return checks
+
+
+def _cri_checks(config: ContainerdConfig, name: str) -> list[Check]:
+    if config.cri_disabled:
+        return [ok("labels-cri", "the CRI plugin is disabled: no Kubernetes here")]
+    used = config.cri.get("snapshotter", "overlayfs")
+    where = f"[{config.cri_path}]"
+    if used != name:
+        return [ok("labels-cri", f"Kubernetes (CRI) uses {used}; for lazy pods set snapshotter = {name!r} in {where}")]
+    checks = []
+    if config.cri.get("disable_snapshot_annotations", True):
+        why = "the CRI plugin then sends no image labels, and every pod's image is pulled in full"
+        fix = f"set disable_snapshot_annotations = false in {where}; {_RESTART}"
+        checks.append(fail("labels-cri", "disable_snapshot_annotations is not false", why, fix))
+    else:
+        checks.append(ok("labels-cri", "the CRI plugin sends image labels"))
+    if config.cri.get("discard_unpacked_layers", False):
+        why = "with containerd 2.x it forces the CRI plugin's own pull; and layers of ordinary pulls cannot be pushed"
+        fix = f"set discard_unpacked_layers = false in {where}; {_RESTART}"
+        checks.append(warn("cri-discard", "discard_unpacked_layers is true", why, fix))
+    return checks
+
+
+def _transfer_check(config: ContainerdConfig, name: str, table: Mapping[str, Any]) -> Check:
+    """containerd 2.x: `ctr images pull`, nerdctl 2.3 and later, and the CRI plugin pull by the transfer service."""
+    missing = []
+    if name not in config.unpack:
+        keep = "" if config.unpack else f'[[plugins."{_TRANSFER}".unpack_config]] snapshotter = "overlayfs" and '
+        missing.append(f'{keep}[[plugins."{_TRANSFER}".unpack_config]] platform = "linux/amd64" snapshotter = "{name}"')
+    exports = table.get("exports", {})
+    if not isinstance(exports, dict) or str(exports.get("enable_remote_snapshot_annotations", "")).lower() != "true":
+        missing.append(f'[proxy_plugins.{name}.exports] enable_remote_snapshot_annotations = "true"')
+    if not missing:
+        return ok("labels-transfer", "the transfer service unpacks for us and sends image labels")
+    why = "ctr and nerdctl pull by the transfer service: it then fetches whole images, or does not unpack them"
+    fix = f"add to {config.path}: {' and '.join(missing)}; {_RESTART}"
+    return warn("labels-transfer", "the transfer service is not set up", why, fix)
+
+
+def _cri(plugins: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    for plugin in _CRI_PLUGINS:
+        if plugin in plugins:
+            table = _table(plugins, plugin)
+            if plugin == _CRI_PLUGINS[0]:
+                return f'plugins."{plugin}"', table
+            return f'plugins."{plugin}".containerd', _table(table, "containerd")
+    return 'plugins."io.containerd.grpc.v1.cri".containerd', {}
+
+
+def _merged(path: Path, seen: set[Path]) -> dict[str, Any]:
+    """The file with those it imports."""
+    seen.add(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"{path}: {reason}", exit_code=1) from error
+    for pattern in data.get("imports", []):
+        for found in sorted(glob.glob(os.path.join(path.parent, str(pattern)))):
+            if Path(found) not in seen:
+                other = _merged(Path(found), seen)
+                for key in ("plugins", "proxy_plugins"):
+                    data[key] = {**_table(data, key), **_table(other, key)}
+                data["disabled_plugins"] = [*data.get("disabled_plugins", []), *other.get("disabled_plugins", [])]
+    return data
+
+
+def _table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key, {})
+    return value if isinstance(value, dict) else {}
+
+
+def _same_socket(address: object, socket: Path) -> bool:
+    return isinstance(address, str) and os.path.realpath(address.removeprefix("unix://")) == os.path.realpath(socket)

@@ -1,0 +1,329 @@
+"""Doctor: other kernels' answers, other nodes' disks, containerd's files; and one whole run over a real daemon."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from blockindex.codec import index_name
+from proto import snapshots_pb2
+from snapshotter.cli import main
+from snapshotter.config import RegistryConfig
+from snapshotter.containerd.client import Containerd, Plugin
+from snapshotter.doctor.containerdconfig import check_config, read_config
+from snapshotter.doctor.examine import check_containerd
+from snapshotter.doctor.image import check_image
+from snapshotter.doctor.kernel import FuseFacts, KernelFacts, check_kernel
+from snapshotter.doctor.model import Check, State
+from snapshotter.doctor.node import RootFacts, check_daemon, check_ordinary, check_root
+from snapshotter.errors import Transient, UserError
+from snapshotter.registry import Registry
+from tests.snapshotter.daemon import Daemon, make_layer, origin
+from tests.snapshotter.images import gzip_layer, write_layout
+from tests.snapshotter.rangeserver import Behaviour, RangeServer, Status
+
+SOCKET = Path("/run/bootseer/bootseer.sock")
+Out = pytest.CaptureFixture[str]
+
+GOOD = KernelFacts(
+    release="6.18.44-amd64",
+    filesystems=frozenset({"ext4", "erofs", "overlay", "fuse"}),
+    modules=frozenset(),
+    loop_control=True,
+    fuse_device=True,
+    fuse=FuseFacts(45, True),
+    timeouts={"default_request_timeout": 0, "max_request_timeout": 0},
+    loops={"loop0": True},
+)
+
+
+def bad(checks: list[Check]) -> dict[str, Check]:
+    """Those that are not ok; each must say why and what to do."""
+    found = {check.name: check for check in checks if check.state is not State.OK}
+    assert all(check.why and check.fix for check in found.values())
+    return found
+
+
+# --- kernel
+
+
+def test_a_good_kernel() -> None:
+    assert bad(check_kernel(GOOD, "loop")) == {}
+    assert len(check_kernel(GOOD, "loop")) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "attach", "name", "state", "words"),
+    [
+        ({"release": "5.4.0-26-generic"}, "loop", "kernel", State.FAIL, "5.8"),
+        ({"release": "6.12.43"}, "file", "kernel", State.WARN, "CVE-2026-23224"),
+        ({"filesystems": frozenset({"overlay"})}, "loop", "erofs", State.FAIL, "modprobe erofs"),
+        ({"filesystems": frozenset({"erofs"})}, "loop", "overlay", State.FAIL, "modprobe overlay"),
+        ({"loop_control": False}, "loop", "loop", State.FAIL, "CONFIG_BLK_DEV_LOOP"),
+        ({"loop_control": False, "modules": frozenset({"loop"})}, "loop", "loop", State.FAIL, "modprobe loop"),
+        ({"loops": {"loop0": True, "loop7": False}}, "loop", "loop-direct-io", State.WARN, "/dev/loop7"),
+        ({"fuse_device": False}, "loop", "fuse", State.FAIL, "modprobe fuse"),
+        ({"fuse": FuseFacts(problem="Operation not permitted")}, "loop", "fuse", State.FAIL, "not permitted"),
+        ({"fuse": FuseFacts(27, True)}, "loop", "fuse", State.FAIL, "7.31"),
+        ({"fuse": FuseFacts(45, False)}, "loop", "fuse", State.FAIL, "FUSE_ASYNC_DIO"),
+        ({"timeouts": {"max_request_timeout": 60}}, "loop", "fuse-time-outs", State.FAIL,
+         "sysctl -w fs.fuse.max_request_timeout=0"),
+    ],
+)  # fmt: skip
+def test_other_kernels(change: dict[str, object], attach: str, name: str, state: State, words: str) -> None:
+    found = bad(check_kernel(replace(GOOD, **change), attach))  # type: ignore[arg-type]  # a table of changes
+    assert list(found) == [name] and found[name].state is state and words in found[name].line
+
+
+def test_a_module_on_disk_is_enough() -> None:
+    facts = replace(GOOD, filesystems=frozenset({"overlay"}), modules=frozenset({"erofs"}))
+    assert bad(check_kernel(facts, "loop")) == {}
+
+
+@pytest.mark.system
+def test_this_kernel() -> None:
+    assert bad(check_kernel(KernelFacts.probe(), "loop")) == {}
+
+
+# --- node
+
+
+ROOT = RootFacts(Path("/var/lib/bootseer"), True, "ext4", 80 << 30, 100 << 30, 0, 0o711, {"m": 0o700})
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "state", "words"),
+    [
+        ({"fstype": "nfs4"}, "root", State.FAIL, "local disk"),
+        ({"fstype": "overlay"}, "root", State.FAIL, "local disk"),
+        ({"fstype": "tmpfs"}, "root", State.WARN, "memory"),
+        ({"free_bytes": 3 << 30}, "root-space", State.WARN, "cache gc"),
+        ({"free_bytes": 1 << 20}, "root-space", State.FAIL, "cache gc"),
+        ({"uid": 1000}, "root-modes", State.FAIL, "chown root:root /var/lib/bootseer"),
+        ({"mode": 0o777}, "root-modes", State.FAIL, "chmod 0711 /var/lib/bootseer"),
+        ({"modes": {"m": 0o755, "s": 0o700}}, "root-modes", State.FAIL, "chmod 0700 /var/lib/bootseer/m"),
+    ],
+)
+def test_other_roots(change: dict[str, object], name: str, state: State, words: str) -> None:
+    assert bad(check_root(ROOT)) == {}
+    found = bad(check_root(replace(ROOT, **change)))  # type: ignore[arg-type]  # a table of changes
+    assert list(found) == [name] and found[name].state is state and words in found[name].line
+
+
+def test_a_root_that_is_not_there_yet(tmp_path: Path) -> None:
+    facts = RootFacts.probe(tmp_path / "a" / "b")
+    assert not facts.exists and facts.size_bytes > 0 and facts.fstype not in ("", "unknown")
+    assert "root-modes" not in bad(check_root(facts))
+
+
+STATUS = {
+    "version": "1", "pid": 7, "ordinary": [], "layers": [],
+    "processes": [{"name": "block", "pid": 8, "restarts": 0}],
+}  # fmt: skip
+
+
+def test_the_daemon() -> None:
+    assert bad(check_daemon(STATUS, "", "1")) == {}
+    assert list(bad(check_daemon(None, "no daemon answers", "1"))) == ["daemon"]
+    assert "restart" in bad(check_daemon(STATUS, "", "2"))["daemon"].fix
+    restarted = {**STATUS, "processes": [{"name": "block", "pid": 8, "restarts": 3}]}
+    assert "block 3 times" in bad(check_daemon(restarted, "", "1"))["workers"].what
+    broken = {**STATUS, "problem": "it is dead", "layers": [{"name": "ab", "state": "broken"}]}
+    assert {"fetch", "layers"} == set(bad(check_daemon(broken, "", "1")))
+
+
+def test_full_pulls_and_the_switch() -> None:
+    assert [check.state for check in check_ordinary(STATUS)] == [State.OK]
+    row = {"reason": "no-labels", "layers": 5, "image": "", "detail": "the client sent no image labels"}
+    found = bad(check_ordinary({"ordinary": [row], "lazy_off_since": "noon"}))
+    assert "5 layers" in found["full-pulls"].what and "rpull" in found["full-pulls"].fix
+    assert found["lazy"].fix == "bootseer lazy on"
+    assert check_ordinary({"lazy_off_since": None}) == []
+
+
+# --- containerd
+
+
+PROXY = f'[proxy_plugins.bs]\ntype = "snapshot"\naddress = "{SOCKET}"\n'
+CRI2 = '[plugins."io.containerd.grpc.v1.cri".containerd]\nsnapshotter = "bs"\n'
+CRI3 = '[plugins."io.containerd.cri.v1.images"]\nsnapshotter = "bs"\ndisable_snapshot_annotations = false\n'
+TRANSFER = (
+    '[[plugins."io.containerd.transfer.v1.local".unpack_config]]\nplatform = "linux/amd64"\nsnapshotter = "bs"\n'
+    '[proxy_plugins.bs.exports]\nenable_remote_snapshot_annotations = "true"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("toml", "running", "expected"),
+    [
+        ("version = 2\n", "1.6.20", {"containerd-config": f'address = "{SOCKET}"'}),
+        (f"version = 2\n{PROXY}", "1.6.20", {}),
+        (f"version = 2\n{PROXY.replace('snapshot', 'content')}", "1.6.20", {"containerd-config": "type = "}),
+        (f"version = 2\n{PROXY}{CRI2}", "1.7.2", {"labels-cri": "disable_snapshot_annotations = false"}),
+        (f"version = 2\n{PROXY}{CRI2}disable_snapshot_annotations = false\n", "1.7.2", {}),
+        (f"version = 2\n{PROXY}[plugins.cri.containerd]\nsnapshotter = 'bs'", "1.5.0", {"labels-cri": '"cri"'}),
+        (f"version = 2\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n{PROXY}{CRI2}", "1.7.2", {}),
+        (f"version = 3\n{PROXY}{CRI3}discard_unpacked_layers = true\n{TRANSFER}", "v2.1.0", {"cri-discard": "= false"}),
+        (f"version = 3\n{PROXY}{CRI3}", "2.1.0", {"labels-transfer": 'snapshotter = "overlayfs" and'}),
+        (f"version = 3\n{PROXY}{CRI3}", "", {"labels-transfer": "enable_remote_snapshot_annotations"}),
+        (f"version = 3\n{PROXY}{CRI3}{TRANSFER}", "2.1.0", {}),
+    ],
+)  # fmt: skip
+def test_containerd_files(tmp_path: Path, toml: str, running: str, expected: dict[str, str]) -> None:
+    (tmp_path / "c.toml").write_text(toml)
+    found = bad(check_config(read_config(tmp_path / "c.toml", SOCKET), SOCKET, running))
+    assert set(found) == set(expected)
+    assert all(words in found[name].fix for name, words in expected.items())
+
+
+def test_imports_replace_sections(tmp_path: Path) -> None:
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "c.toml").write_text(f'version = 2\nimports = ["conf.d/*.toml", "{tmp_path}/c.toml"]\n{CRI2}')
+    (tmp_path / "conf.d" / "a.toml").write_text(PROXY)
+    config = read_config(tmp_path / "c.toml", SOCKET)
+    assert config.proxy is not None and config.proxy[0] == "bs" and config.cri["snapshotter"] == "bs"
+    (tmp_path / "conf.d" / "b.toml").write_text('[plugins."io.containerd.grpc.v1.cri"]\nsandbox_image = "x"\n')
+    assert read_config(tmp_path / "c.toml", SOCKET).cri == {}
+    (tmp_path / "conf.d" / "b.toml").write_text("version = ")
+    with pytest.raises(UserError, match=r"b\.toml"):
+        read_config(tmp_path / "c.toml", SOCKET)
+
+
+def test_the_running_containerd() -> None:
+    ours = Plugin("bs", {"address": f"unix://{SOCKET}"}, (), "")
+    overlay = Plugin("overlayfs", {"root": "/x"}, (), "")
+    assert check_containerd([overlay, ours], SOCKET).state is State.OK
+    assert "it has overlayfs" in check_containerd([overlay], SOCKET).what
+    assert check_containerd([replace(ours, problem="dead")], SOCKET).why == "dead"
+    assert "rebase" in check_containerd([replace(ours, capabilities=("rebase",))], SOCKET).what
+
+
+def test_no_containerd(tmp_path: Path) -> None:
+    with pytest.raises(Transient, match="no such socket"):
+        Containerd(tmp_path / "c.sock").version()
+    (tmp_path / "c.sock").touch()
+    with pytest.raises(Transient, match=r"c\.sock"):
+        Containerd(tmp_path / "c.sock", timeout_s=1.0).version()
+
+
+# --- an image
+
+
+@contextmanager
+def served(tmp_path: Path, behaviour: Behaviour | None = None) -> Iterator[tuple[Registry, str, list[str]]]:
+    digests = write_layout(tmp_path / "image", [gzip_layer({"a": b"a" * 9000}), gzip_layer({"b": b"b"})])
+    manifest = json.loads((tmp_path / "image" / "index.json").read_bytes())["manifests"][0]["digest"]
+    blobs = {f"/v2/app/blobs/sha256:{p.name}": p.read_bytes() for p in (tmp_path / "image/blobs/sha256").iterdir()}
+    body = blobs[f"/v2/app/blobs/{manifest}"]
+    with RangeServer({**blobs, "/v2/app/manifests/1": body}, behaviour) as server:
+        registry = Registry(RegistryConfig(hosts_dir=""))
+        try:
+            yield registry, f"{server.host}/app:1", digests
+        finally:
+            registry.close()
+
+
+def test_an_image(tmp_path: Path) -> None:
+    with served(tmp_path) as (registry, image, digests):
+        without = check_image(image, registry, None)
+        assert list(bad(without)) == ["index"] and f"index build {image}" in bad(without)["index"].fix
+        assert "2 layers" in without[0].what and "first byte" in without[1].what
+        out = tmp_path / "indexes"
+        assert main(["index", "build", str(tmp_path / "image"), "--out", str(out), "--json"]) == 0
+        found = {digest: (out / index_name(digest)).read_bytes() for digest in digests}
+        assert bad(check_image(image, registry, lambda digest: found[digest])) == {}
+        swapped = {digests[0]: found[digests[1]], digests[1]: b"nonsense"}
+        wrong = bad(check_image(image, registry, swapped.get))
+        assert wrong["layer-0-index"].state is State.FAIL and wrong["layer-1-index"].what == "the index is damaged"
+        assert bad(check_image(image, registry, lambda digest: None))["layer-1-index"].state is State.WARN
+
+
+def test_a_registry_that_refuses(tmp_path: Path) -> None:
+    with served(tmp_path, lambda request: Status(403)) as (registry, image, _):
+        (check,) = check_image(image, registry, None)
+        assert check.state is State.FAIL and "credentials" in check.fix
+
+
+# --- the whole
+
+
+def run(capsys: Out, *argv: str) -> tuple[int, dict[str, dict[str, str]]]:
+    code = main(["doctor", "--json", *argv])
+    return code, {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+
+
+def test_without_a_daemon(tmp_path: Path, capsys: Out) -> None:
+    (tmp_path / "c.toml").write_text(f'root = "{tmp_path}/root"\nrun = "{tmp_path}"\n')
+    where = ["--config", str(tmp_path / "c.toml"), "--containerd-address", str(tmp_path / "x")]
+    code, rows = run(capsys, *where, "--containerd-config", str(tmp_path / "none.toml"))
+    assert code == 1 and rows["daemon"]["state"] == rows["containerd"]["state"] == "fail"
+    assert rows["containerd-config"]["state"] == "warn" and "full-pulls" not in rows
+    assert main(["doctor", *where]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.split()[0] in ("ok", "warn", "fail") for line in lines) and len(lines) >= 12
+
+
+_CONTAINERD = """
+version = 2
+root = "{home}/c/root"
+state = "{home}/c/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"]
+[grpc]
+address = "{home}/c.sock"
+[proxy_plugins.lazy]
+type = "snapshot"
+address = "{home}/run/bootseer.sock"
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("containerd") is None, reason="needs containerd: run scripts/setup")
+def test_a_healthy_node_and_a_silent_full_pull(capsys: Out) -> None:
+    """Every check ok with a real daemon and a real containerd; then an unpack without labels, and the kill switch."""
+    layer = make_layer(files=2, size=5000)
+    with tempfile.TemporaryDirectory(prefix="bs", dir="/tmp") as directory, origin(layer) as registry:
+        home = Path(directory)
+        (home / "c.toml").write_text(_CONTAINERD.format(home=home))
+        process = subprocess.Popen(
+            ["containerd", "--config", f"{home}/c.toml"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            with Daemon(home, registry) as daemon:
+                where = ["--config", str(home / "config.toml")]
+                told = ["--containerd-config", f"{home}/c.toml", "--containerd-address", f"{home}/c.sock"]
+                _until_containerd_answers(home / "c.sock")
+                daemon.prepare(layer)
+                code, rows = run(capsys, *where, *told)
+                assert code == 0 and {row["state"] for row in rows.values()} <= {"ok", "warn"}, rows
+                assert {name for name, row in rows.items() if row["state"] == "warn"} <= {"root-space"}
+                assert rows["containerd-plugin"]["what"] == "containerd runs it as lazy"
+                assert rows["loop-direct-io"]["what"].startswith("on for all")
+                with daemon.snapshots() as stub:
+                    key = "default/9/extract-1-x sha256:c"
+                    stub.Prepare(snapshots_pb2.PrepareSnapshotRequest(snapshotter="b", key=key))
+                assert main(["lazy", "off", *where]) == 0
+                capsys.readouterr()
+                code, rows = run(capsys, *where, *told)
+                assert code == 0 and "no-labels" in rows["full-pulls"]["what"]
+                assert rows["lazy"]["fix"] == "bootseer lazy on"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _until_containerd_answers(socket: Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            Containerd(socket).version()
+            return
+        except Transient:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)

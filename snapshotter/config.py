@@ -44,9 +44,19 @@ def _option(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     absolute: bool = False,
+    may_be_empty: bool = False,
 ) -> _T:
-    """One option. Bounds are inclusive; `absolute` asks for an absolute path (or "")."""
-    metadata = {"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "absolute": absolute}
+    """One option. Bounds are inclusive; `absolute` asks for an absolute path, or "" if that is the default or
+    `may_be_empty`."""
+    metadata = {
+        "doc": doc,
+        "unit": unit,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "absolute": absolute,
+        "may_be_empty": may_be_empty or not default,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -69,7 +79,16 @@ class RegistryConfig:
     """How registries are talked to."""
 
     plain_http: tuple[str, ...] = _option(
-        (), "Registries (host or host:port) spoken to without TLS; loopback always is."
+        (), "Registries (host or host:port) spoken to without TLS, if hosts_dir says nothing else; loopback is."
+    )
+    hosts_dir: str = _option(
+        "/etc/containerd/certs.d",
+        "containerd's hosts.toml files: mirrors, certificates; empty: none.",
+        absolute=True,
+        may_be_empty=True,
+    )
+    docker_config: str = _option(
+        "", "Docker's config.json with credentials; empty: .docker/config.json in root's home.", absolute=True
     )
     connections_per_host: int = _option(16, "Connections to one host.", low=1, high=256)
     connect_timeout_s: float = _option(5.0, "Time to connect.", unit="s", low=0.1, high=300)
@@ -245,7 +264,7 @@ def _checked(option: "dataclasses.Field[object]", hint: object, value: object, w
             raise UserError(f"{where} = {value}: must be between {low} and {high}{unit}")
     if meta["absolute"] and value and not Path(str(value)).is_absolute():
         raise UserError(f"{where} = {json.dumps(value)}: must be an absolute path")
-    if meta["absolute"] and not value and option.default:
+    if meta["absolute"] and not value and not meta["may_be_empty"]:
         raise UserError(f"{where} must not be empty")
     return value
 

@@ -38,7 +38,7 @@ def configure(level: str, format: str, stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    for noisy in ("urllib3", "requests"):  # a line per connection; our own events say more
+    for noisy in ("urllib3", "requests", "docker"):  # a line per connection, user names; our own events say more
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

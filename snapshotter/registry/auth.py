@@ -1,111 +1,92 @@
-"""Authorization for one or many registries: the anonymous half of the registry token protocol.
+"""Authorization for all endpoints: which header a request carries, and what to do when it is refused.
 
-A registry answers 401 with a challenge that names a token server; a token for one repository is fetched there and
-kept until shortly before it expires. Credentials (basic authentication, Docker's config file) are not used yet; they
-enter here and nowhere else: the rest of the package only sees `header` and `renew`.
+An endpoint refuses with a challenge. Basic: the user and password are shown to it. Bearer: a token for one repository
+is fetched from the server that the challenge names, and kept until shortly before it expires. Credentials are looked up
+anew for each token, so that a login takes effect with the next one. The rest of the package only sees `header` and
+`renew`.
 
-Shared state: `_lock` guards the tables and is never held over the network. One fetch runs per (host, repository); who
-comes meanwhile waits for its outcome, good or bad, so that an expired token never causes a burst of requests.
+Shared state: `_lock` guards the tables and is never held over the network. One fetch runs per (endpoint, repository);
+who comes meanwhile waits for its outcome, good or bad, so that an expired token never causes a burst of requests.
 """
 
-import json
-import re
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from urllib.parse import urlencode, urlsplit
+from dataclasses import dataclass, field, replace
 
 from snapshotter.errors import Denied, SnapshotterError, Transient
-from snapshotter.registry.answers import status_error
+from snapshotter.registry.challenge import Challenge, parse_challenges
+from snapshotter.registry.credentials import Credential, DockerConfig
+from snapshotter.registry.endpoint import Endpoint
+from snapshotter.registry.tokens import Token, basic, fetch_token
 from snapshotter.registry.transport import Transport
 
-__all__ = ["Authenticator", "Challenge", "parse_challenges"]
+__all__ = ["Authenticator"]
 
-_TOKEN_ANSWER_BYTES = 1 << 20
-_DEFAULT_LIFE_S = 60.0  # what the protocol says when `expires_in` is missing
-_MARGIN = 0.15  # share of a token's life at whose end it is no longer used: clocks and long requests
-_AUTH_PARAM = re.compile(r'([A-Za-z0-9_.-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9._-]*)(?=\s|,|$)")
+_Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Challenge:
-    """One challenge of a WWW-Authenticate header; `scheme` and the parameters' names are lower case."""
+class _Grant:
+    """A header that worked or should work, until this time."""
 
-    scheme: str
-    params: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    header: str
+    header: str = field(repr=False)
     until: float
-
-
-def parse_challenges(text: str) -> list[Challenge]:
-    """The challenges of a WWW-Authenticate header, commas and quotes minded; unreadable parts are skipped."""
-    challenges: list[Challenge] = []
-    at = 0
-    while at < len(text):
-        if text[at] in " \t,":
-            at += 1
-        elif (param := _AUTH_PARAM.match(text, at)) and challenges:
-            quoted, plain = param[2], param[3]
-            value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else plain
-            challenges[-1].params.setdefault(param[1].lower(), value)
-            at = param.end()
-        elif scheme := _SCHEME.match(text, at):
-            challenges.append(Challenge(scheme[1].lower(), {}))
-            at = scheme.end()
-        else:
-            at += 1
-    return challenges
 
 
 class Authenticator:
     """Hands out Authorization headers. Thread-safe."""
 
-    def __init__(self, transport: Transport, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, transport: Transport, credentials: DockerConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._transport = transport
+        self._credentials = credentials
         self._clock = clock
         self._lock = threading.Lock()
-        self._tokens: dict[tuple[str, str], _Token] = {}
-        self._known: dict[str, Challenge] = {}  # a host's last challenge: saves the 401 for its next repository
-        self._flights: dict[tuple[str, str], Future[str]] = {}
+        self._grants: dict[_Key, _Grant] = {}
+        self._known: dict[str, Challenge] = {}  # an endpoint's last challenge: saves the 401 for its next repository
+        self._replaced: dict[tuple[str, str], str] = {}  # (endpoint, identity token of the file) -> the one it became
+        self._flights: dict[_Key, Future[str]] = {}
 
     def __repr__(self) -> str:
-        return f"<Authenticator {len(self._tokens)} tokens, {len(self._flights)} being fetched>"
+        return f"<Authenticator {len(self._grants)} tokens, {len(self._flights)} being fetched>"
 
-    def header(self, host: str, repository: str) -> str | None:
-        """What to send with a first request: a valid token, fetched if the host is known to want one, else None."""
+    def header(self, endpoint: Endpoint, repository: str) -> str | None:
+        """What to send with a first request: a valid header, fetched if the endpoint is known to want one, else
+        None."""
         with self._lock:
-            token = self._tokens.get((host, repository))
-            if token is not None and token.until > self._clock():
-                return token.header
-            known = self._known.get(host)
-        return None if known is None else self._fetch_once(host, repository, known, fresh_scope=True)
+            grant = self._grants.get((endpoint.url, repository))
+            if grant is not None and grant.until > self._clock():
+                return grant.header
+            known = self._known.get(endpoint.url)
+        return None if known is None else self._fetch_once(endpoint, repository, known, None, fresh_scope=True)
 
-    def renew(self, host: str, repository: str, www_authenticate: str, refused: str | None) -> str:
-        """A header other than `refused`, after a 401 or 403 with this challenge (maybe empty). Denied when the
-        registry offers no way that we can go; Transient when the token server cannot be asked now."""
-        bearer = next((c for c in parse_challenges(www_authenticate) if c.scheme == "bearer"), None)
+    def renew(self, endpoint: Endpoint, repository: str, www_authenticate: str, refused: str | None) -> str:
+        """A header other than `refused`, after a 401 or 403 with this challenge (maybe empty). Denied when there is
+        no way that we can go; Transient when the token server cannot be asked now."""
+        key = (endpoint.url, repository)
+        offered = {challenge.scheme: challenge for challenge in reversed(parse_challenges(www_authenticate))}
+        challenge = offered.get("bearer") or offered.get("basic")
         with self._lock:
-            if bearer is not None:
-                self._known[host] = bearer
-            token = self._tokens.get((host, repository))
-            if token is not None and token.header != refused and token.until > self._clock():
-                return token.header  # another thread was faster
-            self._tokens.pop((host, repository), None)
-            challenge = bearer or self._known.get(host)
+            if challenge is not None:
+                self._known[endpoint.url] = challenge
+            grant = self._grants.get(key)
+            if grant is not None and grant.header != refused and grant.until > self._clock():
+                return grant.header  # another thread was faster
+            self._grants.pop(key, None)
+            fresh_scope = challenge is None
+            challenge = challenge or self._known.get(endpoint.url)
         if challenge is None:
-            raise Denied(f"{host}/{repository}: the registry refuses anonymous access and offers no token server")
-        return self._fetch_once(host, repository, challenge, fresh_scope=bearer is None)
+            raise Denied(f"{endpoint.host}/{repository}: the registry refuses us and does not say what it wants")
+        return self._fetch_once(endpoint, repository, challenge, refused, fresh_scope)
 
-    def _fetch_once(self, host: str, repository: str, challenge: Challenge, fresh_scope: bool) -> str:
-        """One fetch per (host, repository) at a time; the others get its result or its error."""
-        key = (host, repository)
+    def _fetch_once(
+        self, endpoint: Endpoint, repository: str, challenge: Challenge, refused: str | None, fresh_scope: bool
+    ) -> str:
+        """One fetch per (endpoint, repository) at a time; the others get its result or its error."""
+        key = (endpoint.url, repository)
         with self._lock:
             flight = self._flights.get(key)
             mine = flight is None
@@ -114,43 +95,67 @@ class Authenticator:
         if not mine:
             return flight.result()
         try:
-            token = self._fetch(host, repository, challenge, fresh_scope)
+            if challenge.scheme == "basic":
+                grant = self._basic(endpoint, repository, refused)
+            else:
+                grant = self._bearer(endpoint, repository, challenge, fresh_scope)
         except BaseException as exc:
             with self._lock:
                 del self._flights[key]
-            flight.set_exception(exc if isinstance(exc, SnapshotterError) else Transient(f"{host}: {exc}"))
+            known = isinstance(exc, SnapshotterError)
+            flight.set_exception(exc if known else Transient(f"{endpoint.host}: {type(exc).__name__}"))
             raise
         with self._lock:
-            self._tokens[key] = token
+            self._grants[key] = grant
             del self._flights[key]
-        flight.set_result(token.header)
-        return token.header
+        flight.set_result(grant.header)
+        return grant.header
 
-    def _fetch(self, host: str, repository: str, challenge: Challenge, fresh_scope: bool) -> _Token:
-        realm = challenge.params.get("realm", "")
-        if urlsplit(realm).scheme not in ("http", "https"):
-            raise Denied(f"{host}: the challenge names no token server: realm {realm!r}")
+    def _basic(self, endpoint: Endpoint, repository: str, refused: str | None) -> _Grant:
+        what = f"{endpoint.host}/{repository}"
+        credential = self._credentials.lookup(endpoint.host)
+        if credential is None or not credential.password:
+            problem = self._credentials.problem(endpoint.host)
+            raise Denied(f"{what}: the registry wants a user and password; {problem}")
+        header = basic(credential)
+        if header == refused:
+            raise Denied(f"{what}: the registry does not accept the password of {credential.user!r}")
+        return _Grant(header, float("inf"))
+
+    def _bearer(self, endpoint: Endpoint, repository: str, challenge: Challenge, fresh_scope: bool) -> _Grant:
         default = f"repository:{repository}:pull"
         scope = default if fresh_scope else challenge.params.get("scope") or default
-        query = {"scope": scope}
-        if service := challenge.params.get("service"):
-            query = {"service": service, **query}
-        what = f"token for {host}/{repository}"
-        url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(query)}"
         asked = self._clock()
-        with self._transport.open("GET", url, {"Accept": "application/json"}, what) as reply:
-            if reply.status != 200:
-                raise status_error(reply.status, reply.headers, what)
-            return _parse_token(reply.read_all(_TOKEN_ANSWER_BYTES), asked, what)
+        token = self._token(endpoint, challenge, scope, f"token for {endpoint.host}/{repository}")
+        return _Grant(token.header, asked + token.life_s)
 
+    def _token(self, endpoint: Endpoint, challenge: Challenge, scope: str, what: str) -> Token:
+        """A token; minds that a token server may replace the identity token with each use."""
+        credential = self._credentials.lookup(endpoint.host)
+        if credential is None or not credential.identity_token:
+            return fetch_token(self._transport, endpoint, challenge, scope, credential, what)
+        key = (endpoint.url, credential.identity_token)
+        with self._lock:
+            replaced = self._replaced.get(key)
+        if replaced is not None:
+            try:
+                return self._use_identity(key, endpoint, challenge, scope, Credential(identity_token=replaced), what)
+            except Denied:
+                with self._lock:
+                    self._replaced.pop(key, None)  # perhaps the one in the file is still good
+        return self._use_identity(key, endpoint, challenge, scope, credential, what)
 
-def _parse_token(body: bytes, asked: float, what: str) -> _Token:
-    try:
-        answer = json.loads(body)
-        text = answer.get("token") or answer.get("access_token")
-        life = float(answer.get("expires_in") or _DEFAULT_LIFE_S)
-    except (ValueError, TypeError, AttributeError) as exc:
-        raise Transient(f"{what}: the token server's answer is not the JSON it should be") from exc
-    if not isinstance(text, str) or not text or not text.isprintable():
-        raise Transient(f"{what}: the token server's answer holds no token")
-    return _Token(f"Bearer {text}", asked + life * (1 - _MARGIN))
+    def _use_identity(
+        self,
+        key: tuple[str, str],
+        endpoint: Endpoint,
+        challenge: Challenge,
+        scope: str,
+        credential: Credential,
+        what: str,
+    ) -> Token:
+        token = fetch_token(self._transport, endpoint, challenge, scope, credential, what)
+        if token.refresh and token.refresh != credential.identity_token:
+            with self._lock:
+                self._replaced[key] = token.refresh
+        return replace(token, refresh="")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from snapshotter.errors import InvalidArgument, SnapshotterError, Transient
 from snapshotter.model import Digest
 from snapshotter.registry.answers import plan_body, status_error, total_size
+from snapshotter.registry.endpoint import Endpoint
 from snapshotter.registry.reference import ImageRef
 from snapshotter.registry.transport import Reply
 
@@ -39,7 +40,7 @@ class RegistryBlob:
         self._registry = registry
         self._image = image
         self._lock = threading.Lock()
-        self._location: tuple[str, float] | None = None
+        self._location: tuple[str, float, Endpoint] | None = None
         self._size: int | None = None
 
     def __repr__(self) -> str:
@@ -55,7 +56,7 @@ class RegistryBlob:
         total = self._head_size()
         if total is None:
             what = self._what(0, 1)
-            with self.open_range(0, 1, what) as reply:
+            with self.open_range(0, 1, what)[0] as reply:
                 if reply.status not in (200, 206):
                     raise status_error(reply.status, reply.headers, reply.what)
                 total = total_size(reply.status, reply.headers)
@@ -76,8 +77,9 @@ class RegistryBlob:
         with self._lock:
             self._size = total
 
-    def open_range(self, start: int, end: int | None, what: str) -> Reply:
-        """The answer to one GET of `[start, end)`, at the known location or else by way of the registry."""
+    def open_range(self, start: int, end: int | None, what: str) -> tuple[Reply, Endpoint]:
+        """The answer to one GET of `[start, end)`, at the known location or else by way of the registry; and who gave
+        it, or the location."""
         headers: dict[str, str] = {}
         if start > 0 or end is not None:
             headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
@@ -85,23 +87,28 @@ class RegistryBlob:
             location = self._location
         if location is not None and location[1] > time.monotonic():
             try:
-                reply = self._registry.transport.open("GET", location[0], headers, what)
+                reply = self._registry.transport.open("GET", location[0], headers, what, line=location[2].line)
             except SnapshotterError:
                 self.forget_location(location)
                 raise
             if reply.status not in _MOVED:
                 if reply.status >= 500:
                     self.forget_location(location)
-                return reply
+                return reply, location[2]
             reply.finish()
             self.forget_location(location)
-        reply = self._registry.open("GET", self._image, f"blobs/{self.digest}", headers, what)
+        reply, endpoint = self._registry.open("GET", self._image, f"blobs/{self.digest}", headers, what)
         if reply.redirected and reply.status in (200, 206):
             with self._lock:
-                self._location = (reply.url, time.monotonic() + _LOCATION_S)
-        return reply
+                self._location = (reply.url, time.monotonic() + _LOCATION_S, endpoint)
+        return reply, endpoint
 
-    def forget_location(self, location: tuple[str, float] | None = None) -> None:
+    def broke_off(self, endpoint: Endpoint, error: Transient) -> None:
+        """An answer of `endpoint`, or of where it had sent us, was not good to its end."""
+        self.forget_location()
+        self._registry.blame(endpoint, self._image, error)
+
+    def forget_location(self, location: tuple[str, float, Endpoint] | None = None) -> None:
         """Ask the registry next time (only if the location is still `location`, when given)."""
         with self._lock:
             if location is None or self._location == location:
@@ -111,7 +118,7 @@ class RegistryBlob:
         """The size by HEAD; None where HEAD is refused, as signed URLs do, or tells nothing."""
         what = f"size of layer {self.digest} of {self._image.host}/{self._image.repository}"
         try:
-            with self._registry.open("HEAD", self._image, f"blobs/{self.digest}", {}, what) as reply:
+            with self._registry.open("HEAD", self._image, f"blobs/{self.digest}", {}, what)[0] as reply:
                 if reply.status in (429, 500, 502, 503, 504):
                     raise status_error(reply.status, reply.headers, reply.what)
                 return total_size(reply.status, reply.headers)
@@ -162,14 +169,15 @@ class BlobStream(Iterator[bytes]):
         if self._start == self._end:
             return
         self._check_open()
-        reply = self._blob.open_range(self._start, self._end, self._what)
+        reply, endpoint = self._blob.open_range(self._start, self._end, self._what)
         try:
             with self._lock:
                 self._reply = reply
             self._check_open()
             yield from self._body(reply)
-        except Transient:
-            self._blob.forget_location()
+        except Transient as error:
+            if not self._closed:  # else it is our own doing
+                self._blob.broke_off(endpoint, error)
             raise
         finally:
             with self._lock:

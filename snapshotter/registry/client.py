@@ -2,21 +2,26 @@
 
 Speaks the pull half of the registry protocol and nothing more: no ping, no HEAD before a GET, so that the first byte
 costs as few round trips as possible (one when no token is needed). All requests to a host share its connections, so
-that whoever is in a hurry finds one whose window has already grown.
+that whoever is in a hurry finds one whose window has already grown. Where mirrors are configured, one that fails is
+followed by the next; the registry itself, or the server in its place, is the last.
 """
 
 import hashlib
-from urllib.parse import urlsplit
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 from snapshotter.config import RegistryConfig
-from snapshotter.errors import Denied, InvalidArgument, Transient
+from snapshotter.errors import Denied, InvalidArgument, NotFound, SnapshotterError, Transient
 from snapshotter.model import Digest
 from snapshotter.registry.answers import status_error
 from snapshotter.registry.auth import Authenticator
 from snapshotter.registry.blob import RegistryBlob
+from snapshotter.registry.credentials import DockerConfig, docker_config_path
+from snapshotter.registry.endpoint import Endpoint
+from snapshotter.registry.hosts import Hosts
 from snapshotter.registry.manifest import ACCEPT, Manifest, Platform, choose, host_platform, parse_manifest
 from snapshotter.registry.reference import ImageRef, parse_digest, parse_reference
+from snapshotter.registry.standing import Standing
 from snapshotter.registry.transport import Reply, Transport
 
 __all__ = ["Registry"]
@@ -29,13 +34,14 @@ class Registry:
     """All registries, with the warm connections and tokens to them. Thread-safe; `close` when done."""
 
     def __init__(self, config: RegistryConfig) -> None:
-        self._plain_http = frozenset(config.plain_http)
+        self._hosts = Hosts(Path(config.hosts_dir) if config.hosts_dir else None, frozenset(config.plain_http))
+        self._standing = Standing()
         self.transport = Transport(
             connections=config.connections_per_host,
             connect_timeout_s=config.connect_timeout_s,
             read_timeout_s=config.read_timeout_s,
         )
-        self._auth = Authenticator(self.transport)
+        self._auth = Authenticator(self.transport, DockerConfig(docker_config_path(config.docker_config)))
         self._blobs: WeakValueDictionary[tuple[str, str, Digest], RegistryBlob] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -62,22 +68,61 @@ class Registry:
     def blob(self, image_ref: str, digest: str) -> RegistryBlob:
         """The blob `digest` in the repository of `image_ref`. Does no I/O; the same blob is the same object."""
         image = parse_reference(image_ref)
-        key = (image.api_host, image.repository, parse_digest(digest))
+        key = (image.host, image.repository, parse_digest(digest))
         blob = self._blobs.get(key)
         if blob is None:
             blob = self._blobs[key] = RegistryBlob(self, image, key[2])
         return blob
 
-    def open(self, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str) -> Reply:
-        """Ask `image`'s registry for `path` of its repository, with a token if it wants one.
+    def open(
+        self, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str
+    ) -> tuple[Reply, Endpoint]:
+        """Ask for `path` of `image`'s repository, in turn those who may have it, each with a token if it wants one;
+        who answered comes with the answer.
 
-        A 401 or 403 of the registry itself gets one fresh token, then Denied; any other status is the caller's.
+        A 401 or 403 of an endpoint itself gets one fresh token, then Denied. Any other status of a lone endpoint is the
+        caller's; of several endpoints the first good answer is given, else the failures are raised as one.
         """
-        host = image.api_host
-        url = f"{self._scheme(host)}://{host}/v2/{image.repository}/{path}"
-        header = self._auth.header(host, image.repository)
+        by_digest = path.rpartition("/")[2].startswith("sha256:")
+        configured = self._hosts.endpoints(image.host)
+        able = [one for one in configured if (one.pulls if by_digest else one.resolves)]
+        if not able:
+            raise NotFound(
+                f"{what}: no host is configured that may be asked for {'contents' if by_digest else 'a tag'}"
+            )
+        if len(able) == 1:
+            return self._ask(able[0], method, image, path, headers, what), able[0]
+        failures: dict[str, SnapshotterError] = {}
+        for endpoint in self._standing.order(able, f"{image.host}/{image.repository}"):
+            try:
+                reply = self._ask(endpoint, method, image, path, headers, what)
+                if reply.status < 400 or reply.status == 416:
+                    return reply, endpoint
+                with reply:
+                    error = status_error(reply.status, reply.headers, reply.what)
+            except SnapshotterError as exc:
+                error = exc
+            failures[endpoint.url] = error
+            if method != "HEAD" or isinstance(error, Transient):  # many refuse a HEAD and serve the GET
+                self.blame(endpoint, image, error)
+        raise _verdict([failures[one.url] for one in able])
+
+    def blame(self, endpoint: Endpoint, image: ImageRef, error: SnapshotterError) -> None:
+        """`endpoint` has failed `image`, perhaps in the middle of an answer: ask others before it, for a while."""
+        self._standing.failed(endpoint, f"{image.host}/{image.repository}", error)
+
+    def _ask(
+        self, endpoint: Endpoint, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str
+    ) -> Reply:
+        """Ask one endpoint; a refusal gets one fresh token."""
+        url = endpoint.address(image.host, image.repository, path)
+        header = self._auth.header(endpoint, image.repository)
         for fresh in (False, True):
-            reply = self.transport.open(method, url, headers, what, authorization=header)
+            private = dict(endpoint.headers)
+            if header is not None:
+                private = {name: value for name, value in private.items() if name.lower() != "authorization"}
+                private["Authorization"] = header
+            reply = self.transport.open(method, url, headers, what, private=private, line=endpoint.line)
             if reply.status not in (401, 403):
                 return reply
             with reply:
@@ -86,22 +131,31 @@ class Registry:
             if fresh or reply.redirected:
                 raise error
             try:
-                header = self._auth.renew(host, image.repository, challenge, header)
+                header = self._auth.renew(endpoint, image.repository, challenge, header)
             except Denied as exc:
                 raise Denied(f"{error} ({exc})") from exc
         raise AssertionError("unreachable: the second round returns or raises")
 
     def _manifest(self, image: ImageRef, target: str, what: str) -> tuple[Digest, bytes]:
-        with self.open("GET", image, f"manifests/{target}", {"Accept": ACCEPT}, what) as reply:
+        reply, endpoint = self.open("GET", image, f"manifests/{target}", {"Accept": ACCEPT}, what)
+        with reply:
             if reply.status != 200:
                 raise status_error(reply.status, reply.headers, reply.what)
             body = reply.read_all(_MANIFEST_BYTES)
         got = Digest(f"sha256:{hashlib.sha256(body).hexdigest()}")
         if target.startswith("sha256:") and got != target:
-            raise Transient(f"{what}: what came has the digest {got}")
+            error = Transient(f"{reply.what}: what came has the digest {got}")
+            self.blame(endpoint, image, error)
+            raise error
         return got, body
 
-    def _scheme(self, host: str) -> str:
-        name = urlsplit(f"//{host}").hostname or ""
-        loopback = name in ("localhost", "::1") or name.startswith("127.")
-        return "http" if loopback or host in self._plain_http or name in self._plain_http else "https"
+
+def _verdict(failures: list[SnapshotterError]) -> SnapshotterError:
+    """What it means that all endpoints failed, given in the configured order: what the last says, who is nearest to
+    the origin; but worth a retry if that holds for one of them."""
+    last = failures[-1]
+    text = f"{last}; before that: {'; '.join(map(str, failures[:-1]))}"
+    passing = [error for error in failures if isinstance(error, Transient)]
+    if passing:
+        return Transient(text, min(error.retry_after_s or 0.0 for error in passing) or None)
+    return type(last)(text)

@@ -1,4 +1,4 @@
-"""Connections for `transport`: requests' HTTPAdapter with our sockets, one TLS context, and a sign of dead ones.
+"""Connections for `transport`: requests' HTTPAdapter with our sockets, our TLS contexts, and a sign of dead ones.
 
 Knows urllib3's and http.client's connections; must not know what is asked over them. All that is below the public
 surface of requests lies in this file.
@@ -6,14 +6,11 @@ surface of requests lies in this file.
 
 import http.client
 import socket
-import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import certifi
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
@@ -71,11 +68,17 @@ class _HTTPPool(urllib3.HTTPConnectionPool):
 class _HTTPSPool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _WatchedHTTPS
 
+    def _validate_conn(self, conn: Any) -> None:
+        """Connect, and no more: whoever set `skip_verify` needs no warning for each connection."""
+        if conn.is_closed:
+            conn.connect()
+
 
 class Adapter(HTTPAdapter):
-    """requests' adapter with our socket options and one TLS context for all connections.
+    """requests' adapter with our socket options. What is given to `send` as `verify` is the SSLContext to use.
 
-    requests would load the certificate bundle anew for each connection: 10-20 ms before the first byte.
+    requests would load the certificate bundle anew for each connection: 10-20 ms before the first byte. Connections
+    with different contexts are in different pools.
     """
 
     def __init__(self, connections: int) -> None:
@@ -83,8 +86,6 @@ class Adapter(HTTPAdapter):
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         ]
-        self._tls: ssl.SSLContext | None = None
-        self._tls_lock = threading.Lock()
         super().__init__(pool_connections=64, pool_maxsize=connections, max_retries=0, pool_block=False)
 
     def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **kwargs: Any) -> None:
@@ -108,19 +109,10 @@ class Adapter(HTTPAdapter):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         parts = urlsplit(request.url or "")
         host = {"scheme": str(parts.scheme), "host": str(parts.hostname), "port": parts.port}
-        return host, {"ssl_context": self._tls_context()} if parts.scheme == "https" else {}
+        return host, {"ssl_context": verify} if parts.scheme == "https" else {}
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
         """Nothing to do: the TLS context holds the trust."""
-
-    def _tls_context(self) -> ssl.SSLContext:
-        with self._tls_lock:
-            if self._tls is None:
-                context = ssl.create_default_context()
-                if ssl.get_default_verify_paths().cafile is None and not context.cert_store_stats()["x509_ca"]:
-                    context.load_verify_locations(certifi.where())
-                self._tls = context
-            return self._tls
 
 
 def _watch_pools(manager: Any) -> Any:

@@ -1,7 +1,8 @@
 """Image manifests and indexes (OCI and Docker media types), parsed into values; the choice of a platform.
 
 Sans-IO: bytes in, values out. An index and a manifest are told apart by their content, since media types are often
-missing or wrong. Everything used later (digests, sizes) is checked here.
+missing or wrong. Everything used later (digests, sizes) is checked here. Entries of an index that describe other
+entries (attestations) are left out; an image with a layer that its registry need not have is refused.
 """
 
 import json
@@ -48,6 +49,9 @@ _MACHINES = {
     "loongarch64": ("loong64", ""),
 }
 _BASE_VARIANT = {"arm64": "v8", "amd64": "v1", "arm": "v7"}  # what an empty variant means
+_ARM = ("v8", "v7", "v6", "v5")  # each runs what those after it run
+
+_FOREIGN = ("application/vnd.docker.image.rootfs.foreign.", "application/vnd.oci.image.layer.nondistributable.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,8 @@ def parse_manifest(body: bytes, digest: Digest, what: str) -> Manifest | tuple[D
         raise InvalidArgument(f"{what}: the manifest is not a JSON object")
     media_type = str(document.get("mediaType", ""))
     if isinstance(document.get("manifests"), list):
-        return tuple(_descriptor(entry, f"{what}: manifests") for entry in document["manifests"])
+        images = [entry for entry in document["manifests"] if not _is_attestation(entry)]
+        return tuple(_descriptor(entry, f"{what}: manifests") for entry in images)
     if document.get("schemaVersion") == 1 or "fsLayers" in document:
         raise InvalidArgument(f"{what}: manifest schema 1 is obsolete and not supported; push the image anew")
     layers = document.get("layers")
@@ -117,24 +122,45 @@ def parse_manifest(body: bytes, digest: Digest, what: str) -> Manifest | tuple[D
         digest,
         media_type,
         _descriptor(document.get("config"), f"{what}: config"),
-        tuple(_descriptor(entry, f"{what}: layers") for entry in layers),
+        tuple(_layer(entry, f"{what}: layers") for entry in layers),
     )
 
 
 def choose(entries: tuple[Descriptor, ...], wanted: Platform, what: str) -> Descriptor:
-    """The entry of an index for `wanted`: exact variant first, then one without, else NotFound with what there is."""
+    """The entry of an index for `wanted`: its variant first, then one that runs there too, else NotFound with what
+    there is."""
     same = [e for e in entries if e.platform and (e.platform.os, e.platform.arch) == (wanted.os, wanted.arch)]
     base = _BASE_VARIANT.get(wanted.arch, "")
     variant = wanted.variant or base
-    for acceptable in dict.fromkeys((variant, "", base)):
+    older = _ARM[_ARM.index(variant) + 1 :] if wanted.arch == "arm" and variant in _ARM else (base,)
+    for acceptable in (variant, *older):
         for entry in same:
-            if entry.platform is not None and entry.platform.variant == acceptable:
+            if entry.platform is not None and (entry.platform.variant or base) == acceptable:
                 return entry
     unnamed = [e for e in entries if e.platform is None]
     if not same and len(entries) == 1 and unnamed:
         return unnamed[0]  # an index around one image need not name its platform
     offered = ", ".join(sorted({str(e.platform) for e in entries if e.platform and e.platform.os != "unknown"}))
     raise NotFound(f"{what}: no image for {wanted}; there is {offered or 'none that names a platform'}")
+
+
+def _is_attestation(entry: object) -> bool:
+    """Whether an entry of an index is no image but says something about one (provenance, a list of contents)."""
+    if not isinstance(entry, dict):
+        return False
+    notes = entry.get("annotations")
+    return isinstance(notes, dict) and notes.get("vnd.docker.reference.type") == "attestation-manifest"
+
+
+def _layer(entry: object, where: str) -> Descriptor:
+    """A layer's descriptor; InvalidArgument for a foreign one, whose bytes come from elsewhere than the registry."""
+    layer = _descriptor(entry, where)
+    urls = entry.get("urls") if isinstance(entry, dict) else None
+    if urls or layer.media_type.startswith(_FOREIGN):
+        raise InvalidArgument(
+            f"{where}: {layer.digest} is a foreign layer ({layer.media_type}), which is not supported"
+        )
+    return layer
 
 
 def _descriptor(entry: object, where: str) -> Descriptor:

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from snapshotter.errors import InvalidArgument
 from snapshotter.model import Digest
 
-__all__ = ["ImageRef", "parse_digest", "parse_reference"]
+__all__ = ["DOCKER", "DOCKER_API", "ImageRef", "parse_digest", "parse_reference"]
+
+DOCKER = "docker.io"
+DOCKER_API = "registry-1.docker.io"
+"""The host that speaks the registry protocol for `DOCKER`."""
 
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_DOCKER = "docker.io"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class ImageRef:
     @property
     def api_host(self) -> str:
         """The host[:port] that speaks the registry protocol for `host`."""
-        return "registry-1.docker.io" if self.host == _DOCKER else self.host
+        return DOCKER_API if self.host == DOCKER else self.host
 
     @property
     def target(self) -> str:
@@ -62,8 +65,8 @@ def parse_reference(text: str) -> ImageRef:
         raise InvalidArgument(f"image reference {text!r}: {tag!r} is not a tag")
     if not _HOST.fullmatch(host):
         raise InvalidArgument(f"image reference {text!r}: {host!r} is not a host[:port]")
-    if host in (_DOCKER, "index.docker.io"):
-        host = _DOCKER
+    if host in (DOCKER, "index.docker.io"):
+        host = DOCKER
         repository = repository if "/" in repository else f"library/{repository}"
     if not _REPOSITORY.fullmatch(repository):
         hint = " (repositories are lower case)" if repository != repository.lower() else ""
@@ -75,4 +78,4 @@ def _split_host(text: str) -> tuple[str, str]:
     """The host and the rest of a reference without digest; a first component is a host only if it looks like one."""
     first, slash, rest = text.partition("/")
     looks_like_host = first == "localhost" or any(c in first for c in ".:[") or first != first.lower()
-    return (first, rest) if slash and looks_like_host else (_DOCKER, text)
+    return (first, rest) if slash and looks_like_host else (DOCKER, text)

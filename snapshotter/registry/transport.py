@@ -5,8 +5,9 @@ look-ups and own redirect rules we do not want. Knows nothing of images, tokens 
 whatever its status.
 
 Invariants: at most `connections` requests are under way per host (a slot is held from `open` until `Reply.close`);
-an Authorization header never reaches another origin than the one it was given for; only a request on a kept-alive
-connection that died before any byte of the answer is repeated, and silently; nothing else is retried here.
+private headers (Authorization, and what an operator configured) never reach another origin than the one they were
+given for, nor does a body; no message holds the path or query of a URL, which may be signed; only a request on a
+kept-alive connection that died before any byte of the answer is repeated, and silently; nothing else is retried here.
 """
 
 import http.client
@@ -23,6 +24,8 @@ import urllib3
 
 from snapshotter.errors import InvalidArgument, Precondition, SnapshotterError, Transient
 from snapshotter.registry.connections import Adapter, StaleConnection
+from snapshotter.registry.endpoint import DIRECT, Line, is_loopback
+from snapshotter.registry.trust import TlsContexts
 
 __all__ = ["CHUNK_BYTES", "Reply", "Transport"]
 
@@ -126,6 +129,7 @@ class Transport:
         self._connections = connections
         self._timeout = (connect_timeout_s, read_timeout_s)
         self._adapter = Adapter(connections)
+        self._tls = TlsContexts()
         self._lock = threading.Lock()
         self._slots: dict[str, threading.BoundedSemaphore] = {}
         self._proxies: dict[str, dict[str, str]] = {}
@@ -144,68 +148,78 @@ class Transport:
         headers: Mapping[str, str],
         what: str,
         *,
-        authorization: str | None = None,
+        private: Mapping[str, str] | None = None,
+        line: Line = DIRECT,
+        body: bytes | None = None,
     ) -> Reply:
-        """Send one request, follow up to five redirects, return the answer once its headers are here."""
-        origin, hop = url, url
+        """Send one request, follow up to five redirects, return the answer once its headers are here.
+
+        `private` headers go to the origin of `url` only; a request with a `body` follows no redirect at all.
+        """
+        hop = url
         for hops in range(_MAX_HOPS + 1):
-            sent = dict(headers)
-            if authorization is not None and _origin(hop) == _origin(origin):
-                sent["Authorization"] = authorization
-            else:
-                authorization = None  # once another host was asked it never comes back
-            reply = self._send(method, hop, sent, what)
+            if private is not None and _origin(hop) != _origin(url):
+                private = None  # once another host was asked they never come back
+            reply = self._send(method, hop, {**(private or {}), **headers}, body, line, what)
             reply.redirected = hops > 0
-            location = reply.headers.get("Location") if reply.status in _REDIRECTS else None
+            location = reply.headers.get("Location") if reply.status in _REDIRECTS and body is None else None
             if location is None:
                 return reply
             reply.finish()
             hop = _next_hop(hop, location, what)
         raise Transient(f"{what}: more than {_MAX_HOPS} redirects, the last to {urlsplit(hop).netloc}")
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], what: str) -> Reply:
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, line: Line, what: str
+    ) -> Reply:
         host = urlsplit(url).netloc
         what = f"{what} at {host}"
         with _translated(what):
-            prepared = requests.Request(
-                method, url, headers={"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers}
-            ).prepare()
+            all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers}
+            prepared = requests.Request(method, url, headers=all_headers, data=body).prepare()
+        context = self._tls.get(line.tls) if url.startswith("https:") else None
+        timeout = (line.connect_timeout_s or self._timeout[0], self._timeout[1])
         slot = self._slot(host)
-        if not slot.acquire(timeout=sum(self._timeout)):
+        if not slot.acquire(timeout=sum(timeout)):
             raise Transient(f"{what}: all {self._connections} connections to {host} are busy")
         try:
             with _translated(what):
-                return Reply(self._answer(prepared, host), slot, what)
+                return Reply(self._answer(prepared, host, context, timeout), slot, what)
         except BaseException:
             slot.release()
             raise
 
-    def _answer(self, prepared: requests.PreparedRequest, host: str) -> requests.Response:
+    def _answer(
+        self,
+        prepared: requests.PreparedRequest,
+        host: str,
+        context: ssl.SSLContext | None,
+        timeout: tuple[float, float],
+    ) -> requests.Response:
+        proxies = self._proxies_for(prepared.url or "", host)
         # Each stale connection leaves the pool when it is met, so a live or new one comes at the latest after all.
-        for _ in range(self._connections):
+        for _ in range(self._connections + 1):
             try:
-                return self._try(prepared, host)
+                return self._adapter.send(
+                    prepared,
+                    stream=True,
+                    timeout=timeout,
+                    verify=context,  # type: ignore[arg-type]  # our adapter hands it on as it is
+                    proxies=proxies,
+                )
             except StaleConnection:
                 continue
-        try:
-            return self._try(prepared, host)
-        except StaleConnection as exc:
-            raise ConnectionResetError("kept-alive connections keep closing") from exc
-
-    def _try(self, prepared: requests.PreparedRequest, host: str) -> requests.Response:
-        return self._adapter.send(
-            prepared, stream=True, timeout=self._timeout, proxies=self._proxies_for(prepared.url or "", host)
-        )
+        raise ConnectionResetError("kept-alive connections keep closing")
 
     def _slot(self, host: str) -> threading.BoundedSemaphore:
         with self._lock:
             return self._slots.setdefault(host, threading.BoundedSemaphore(self._connections))
 
     def _proxies_for(self, url: str, host: str) -> dict[str, str]:
-        """The proxies that HTTP_PROXY, HTTPS_PROXY and NO_PROXY ask for, read once per host."""
+        """The proxies that HTTP_PROXY, HTTPS_PROXY and NO_PROXY ask for, read once per host; none to this machine."""
         with self._lock:
             if host not in self._proxies:
-                self._proxies[host] = requests.utils.get_environ_proxies(url)
+                self._proxies[host] = {} if is_loopback(host) else requests.utils.get_environ_proxies(url)
             return self._proxies[host]
 
 
@@ -218,11 +232,13 @@ def _next_hop(url: str, location: str, what: str) -> str:
     """Where a redirect leads; only http and https are followed."""
     try:
         hop = urljoin(url, location)
-        if urlsplit(hop).scheme in ("http", "https"):
+        parts = urlsplit(hop)
+        if parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0:
             return hop
     except ValueError:
         pass  # not a URL at all: refused below
-    raise InvalidArgument(f"{what}: redirected to {location!r}, which is neither http nor https")
+    scheme = location.partition(":")[0][:20]
+    raise InvalidArgument(f"{what}: redirected to a {scheme!r} URL, which is neither http nor https to a host")
 
 
 @contextmanager
@@ -235,7 +251,7 @@ def _translated(what: str) -> Iterator[None]:
         requests.exceptions.InvalidSchema,
         requests.exceptions.MissingSchema,
     ) as exc:
-        raise InvalidArgument(f"{what}: {exc}") from exc
+        raise InvalidArgument(f"{what}: not a URL that can be asked ({type(exc).__name__})") from exc
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as exc:
         cause = _root(exc)
         if isinstance(cause, ssl.SSLCertVerificationError):

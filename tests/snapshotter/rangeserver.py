@@ -5,12 +5,14 @@
 
 `behaviour(request)` is asked for each request and returns an action below, or None for the right answer: single-range
 GET and HEAD of `blobs` (path -> bytes), 416 beyond the end, 404 for other paths. `in_order` makes a behaviour out of
-a list. Connections are kept alive. Leaving the `with` ends all threads, also those that an action holds.
+a list. Connections are kept alive. With `tls` it speaks HTTPS. A POST gets what a GET would, its body is in the
+request. Leaving the `with` ends all threads, also those that an action holds.
 """
 
 import contextlib
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +33,7 @@ class Request:
     path: str
     headers: Mapping[str, str]
     range: tuple[int, int | None] | None
+    body: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,9 @@ class TokenGate:
 class RangeServer:
     """See the module. `blobs` may be changed while it runs."""
 
-    def __init__(self, blobs: Mapping[str, bytes], behaviour: Behaviour | None = None) -> None:
+    def __init__(
+        self, blobs: Mapping[str, bytes], behaviour: Behaviour | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.blobs = dict(blobs)
         self.behaviour = behaviour
         self.requests: list[Request] = []
@@ -157,7 +162,8 @@ class RangeServer:
         self._http = _Http(("127.0.0.1", 0), _Handler)
         self._http.owner = self
         self.host = f"127.0.0.1:{self._http.server_address[1]}"
-        self.url = f"http://{self.host}"
+        self.url = f"{'https' if tls else 'http'}://{self.host}"
+        self.tls = tls
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), name="rangeserver")
         self._thread.start()
 
@@ -195,11 +201,11 @@ class RangeServer:
             else:
                 self._sockets.discard(sock)
 
-    def record(self, method: str, path: str, headers: Mapping[str, str]) -> Request:
+    def record(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Request:
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("Range", ""))
         asked = (int(match[1]), int(match[2]) + 1 if match[2] else None) if match else None
         with self.lock:
-            request = Request(len(self.requests), method, path, headers, asked)
+            request = Request(len(self.requests), method, path, headers, asked, body)
             self.requests.append(request)
         return request
 
@@ -208,6 +214,13 @@ class _Http(ThreadingHTTPServer):
     daemon_threads = False
     block_on_close = True
     owner: RangeServer
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The handshake is left to the connection's own thread: a client that never answers holds up nobody else."""
+        sock, address = super().get_request()
+        if self.owner.tls is not None:
+            sock = self.owner.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return sock, address
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients that hang up are part of the tests."""
@@ -232,9 +245,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
+    def do_POST(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         owner = self.server.owner
-        request = owner.record(self.command, self.path, dict(self.headers))
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        request = owner.record(self.command, self.path, dict(self.headers), body)
         action = owner.behaviour(request) if owner.behaviour is not None else None
         if isinstance(action, Status):
             self._answer(action.status, action.headers, action.body)

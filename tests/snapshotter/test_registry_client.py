@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from email.utils import formatdate
 
 import pytest
@@ -14,13 +15,23 @@ from hypothesis import strategies as st
 
 from snapshotter.config import RegistryConfig
 from snapshotter.errors import Denied, InvalidArgument, NotFound, Transient
-from snapshotter.registry import Platform, Registry, host_platform, parse_platform, parse_reference
+from snapshotter.registry import (
+    Descriptor,
+    Platform,
+    Registry,
+    host_platform,
+    parse_digest,
+    parse_platform,
+    parse_reference,
+)
 from snapshotter.registry.answers import plan_body, status_error
-from snapshotter.registry.auth import parse_challenges
+from snapshotter.registry.challenge import parse_challenges
+from snapshotter.registry.manifest import choose
 from tests.snapshotter.rangeserver import Behaviour, Hold, RangeServer, Status, TokenGate, in_order
 
 HEX = "0123456789abcdef" * 4
-CONFIG = RegistryConfig(connect_timeout_s=2.0, read_timeout_s=2.0)
+FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
+CONFIG = RegistryConfig(connect_timeout_s=2.0, read_timeout_s=2.0, hosts_dir="", docker_config="/nonexistent")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +170,56 @@ def test_resolve_picks_the_platform() -> None:
         assert server.connections == 1
 
 
+def test_docker_schema_2_as_docker_pushes_it() -> None:
+    kind = "application/vnd.docker."
+    layer = {**descriptor(b"l"), "mediaType": kind + "image.rootfs.diff.tar.gzip"}
+    config = {**descriptor(b"c"), "mediaType": kind + "container.image.v1+json"}
+    body = document(mediaType=kind + "distribution.manifest.v2+json", config=config, layers=[layer])
+    entry = descriptor(body, platform={"os": "linux", "architecture": "amd64"})
+    tagged = document(mediaType=kind + "distribution.manifest.list.v2+json", manifests=[entry])
+    with registry_with({"1": tagged, "a": body}) as (server, registry, ref):
+        manifest = registry.resolve(ref(":1"), Platform("linux", "amd64"))
+        assert (manifest.media_type, manifest.config.media_type) == (
+            "application/vnd.docker.distribution.manifest.v2+json",
+            "application/vnd.docker.container.image.v1+json",
+        )
+        assert [one.media_type for one in manifest.layers] == [kind + "image.rootfs.diff.tar.gzip"]
+        accepted = server.requests[0].headers["Accept"]
+        assert kind + "distribution.manifest.v2+json" in accepted
+        assert kind + "distribution.manifest.list.v2+json" in accepted
+
+
+def test_attestations_are_no_images() -> None:
+    """An index around one image without a platform, as some builders write it, stays one after an attestation."""
+    only = image("only")
+    notes = {"vnd.docker.reference.type": "attestation-manifest"}
+    unknown = {"os": "unknown", "architecture": "unknown"}
+    about = [descriptor(image("a"), annotations=notes, platform=unknown), descriptor(image("b"), annotations=notes)]
+    tagged = document(manifests=[*about, descriptor(only)])
+    with registry_with({"1": tagged, "a": only}) as (_, registry, ref):
+        assert registry.resolve(ref(":1"), Platform("linux", "s390x")).digest == descriptor(only)["digest"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offered", "chosen"),
+    [
+        ("linux/arm/v7", "linux/arm/v6 linux/arm/v5", "linux/arm/v6"),
+        ("linux/arm/v7", "linux/arm/v6 linux/arm", "linux/arm"),
+        ("linux/arm/v6", "linux/arm linux/arm/v7 linux/arm/v5", "linux/arm/v5"),
+        ("linux/arm/v6", "linux/arm linux/arm/v7", None),
+        ("linux/arm64/v8", "linux/arm/v7 linux/arm64", "linux/arm64"),
+        ("linux/amd64/v3", "linux/amd64/v2 linux/amd64", "linux/amd64"),
+    ],
+)
+def test_variants(wanted: str, offered: str, chosen: str | None) -> None:
+    entries = tuple(Descriptor("m", parse_digest("sha256:" + HEX), 1, parse_platform(text)) for text in offered.split())
+    if chosen is None:
+        with pytest.raises(NotFound, match=f"no image for {wanted}; there is"):
+            choose(entries, parse_platform(wanted), "x")
+    else:
+        assert str(choose(entries, parse_platform(wanted), "x").platform) == chosen
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -167,6 +228,8 @@ def test_resolve_picks_the_platform() -> None:
         (document(), "neither"),
         (document(schemaVersion=1, fsLayers=[]), "schema 1"),
         (document(config={}, layers=[]), "valid size"),
+        (document(config=descriptor(b""), layers=[descriptor(b"", urls=["https://a.example/l"])]), "foreign layer"),
+        (document(config=descriptor(b""), layers=[{**descriptor(b""), "mediaType": FOREIGN}]), "foreign layer"),
         (document(config=descriptor(b""), layers=[{"size": 1, "digest": "sha256:zz"}]), "not a digest"),
         (document(config=descriptor(b""), layers=[{"size": True, "digest": "sha256:" + HEX}]), "valid size"),
     ],
@@ -246,9 +309,9 @@ def test_short_lived_token_is_not_used_when_old() -> None:
     with registry_with({"1": image("x")}, gate) as (server, registry, ref):
         gate.realm = f"{server.url}/token"
         registry.resolve(ref(":1"))
-        token = next(iter(registry._auth._tokens.values()))
-        assert 0 < token.until - time.monotonic() < 1
-        registry._auth._clock = lambda: token.until + 0.01
+        grant = next(iter(registry._auth._grants.values()))
+        assert 0 < grant.until - time.monotonic() < 1
+        registry._auth._clock = lambda: grant.until + 0.01
         seen = len(server.requests)
         registry.resolve(ref(":1"))
         assert [r.path.split("?")[0] for r in server.requests[seen:]] == ["/token", "/v2/app/manifests/1"]
@@ -317,19 +380,8 @@ def test_challenge_that_we_cannot_answer(challenge: str) -> None:
         registry.resolve(ref(":1"))
 
 
-def test_https_is_spoken_unless_told_otherwise() -> None:
-    registry = Registry(RegistryConfig(plain_http=("a.example", "b.example:5000")))
-    expected = {
-        "localhost:5000": "http", "127.0.0.1:1": "http", "127.3.2.1": "http", "[::1]:5000": "http", "a.example": "http",
-        "a.example:80": "http", "b.example:5000": "http", "b.example": "https", "ghcr.io": "https",
-        "localhost.example": "https",
-    }  # fmt: skip
-    assert {host: registry._scheme(host) for host in expected} == expected
-    registry.close()
-
-
 def test_stalled_manifest_is_transient() -> None:
-    config = RegistryConfig(read_timeout_s=0.2)
+    config = replace(CONFIG, read_timeout_s=0.2)
     with registry_with({"1": image("x")}, in_order([Hold(3)])) as (server, _, ref):
         with contextlib.closing(Registry(config)) as registry, pytest.raises(Transient, match="stalled"):
             registry.resolve(ref(":1"))

@@ -9,11 +9,11 @@ Invariant: a window holds every byte that decoding from its point refers to; all
 windows compress well (see `trim_window`).
 """
 
-import re
 import sys
 from array import array
 from collections.abc import Generator, Iterator
 from functools import cache
+from itertools import compress
 
 from isal import isal_zlib
 
@@ -26,7 +26,6 @@ __all__ = ["GzipRun", "GzipSource", "header_end", "trim_window"]
 
 _ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub declares an instance
 
-_COPIED = re.compile(rb"[^\0]+")
 _MAGIC = b"\x1f\x8b"
 _HEADER_SIZE = 10  # without the optional fields
 _FHCRC, _FEXTRA, _FNAME, _FCOMMENT = 2, 4, 8, 16  # its flags
@@ -206,16 +205,14 @@ def trim_window(window: bytes, bit: int, blob: bytes, tail: int) -> bytes:
         return window  # zlib took it, so isal should: keep all rather than guess
     if len(low) != tail:
         return window  # isal wants to see a few bytes more
-    copied = int.from_bytes(low, "little") ^ int.from_bytes(inverted, "little")
+    copied = (int.from_bytes(low, "little") ^ int.from_bytes(inverted, "little")).to_bytes(tail, "little")
     pairs = bytearray(2 * tail)
     pairs[0::2] = low
     pairs[1::2] = high
     places = array("H", bytes(pairs))
     if sys.byteorder == "big":
         places.byteswap()
-    used: set[int] = set()
-    for run in _COPIED.finditer(copied.to_bytes(tail, "little")):
-        used.update(places[run.start() : run.end()])
+    used = set(compress(places, copied))
     kept = bytearray(size)
     for place in used:
         kept[place] = window[place]

@@ -34,7 +34,12 @@ TOOLS: dict[str, tuple[list[str], str]] = {
     "igzip": (["igzip", "-c"], "0123"),
     "7zip": (["7zz", "a", "-tgzip", "-si", "-so", "-bso0", "-bsp0", "-mx9", "unused.gz"], ""),
 }
-CASES = [(name, level) for name, (_, levels) in TOOLS.items() for level in levels or [""]]
+CASES = [
+    # `system` needs no root here: the mark keeps what takes seconds out of the quick runs
+    pytest.param(name, level, marks=pytest.mark.system if name == "pigz-zopfli" else ())
+    for name, (_, levels) in TOOLS.items()
+    for level in levels or [""]
+]
 
 
 def compressed(name: str, level: str, place: Path) -> bytes:

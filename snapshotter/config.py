@@ -118,6 +118,17 @@ class FetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LazyConfig:
+    """Which images are lazy. Patterns are matched against whole image references; `*` matches slashes too."""
+
+    include: tuple[str, ...] = _option((), "Shell patterns of images that may be lazy; empty: all.")
+    exclude: tuple[str, ...] = _option((), "Shell patterns of images that containerd is to pull the ordinary way.")
+    min_layer_kib: int = _option(
+        0, "Layers with a smaller blob are brought in whole before they are mounted.", unit="KiB", low=0, high=1 << 30
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class MountConfig:
     """How layers are given to the kernel."""
 
@@ -137,17 +148,6 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class LazyConfig:
-    """Which images are lazy. Patterns are matched against whole image references; `*` matches slashes too."""
-
-    include: tuple[str, ...] = _option((), "Shell patterns of images that may be lazy; empty: all.")
-    exclude: tuple[str, ...] = _option((), "Shell patterns of images that containerd is to pull the ordinary way.")
-    min_layer_kib: int = _option(
-        0, "Layers with a smaller blob are brought in whole before they are mounted.", unit="KiB", low=0, high=1 << 30
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """Everything an operator can set."""
 
@@ -163,6 +163,7 @@ class Config:
     )
     registry: RegistryConfig = field(default_factory=RegistryConfig, metadata={"doc": "How registries are talked to."})
     fetch: FetchConfig = field(default_factory=FetchConfig, metadata={"doc": "How missing blocks are brought in."})
+    lazy: LazyConfig = field(default_factory=LazyConfig, metadata={"doc": "Which images are served lazily."})
     mount: MountConfig = field(default_factory=MountConfig, metadata={"doc": "How layers are given to the kernel."})
     log: LogConfig = field(default_factory=LogConfig, metadata={"doc": "What the daemon says."})
 
@@ -182,7 +183,6 @@ class Config:
         return Path(self.socket or Path(self.run, "bootseer.sock"))
 
     @property
-    lazy: LazyConfig = field(default_factory=LazyConfig, metadata={"doc": "Which images are served lazily."})
     def control_path(self) -> Path:
         """The control socket of the command line."""
         return Path(self.run, "control.sock")

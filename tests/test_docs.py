@@ -370,7 +370,9 @@ def test_named_options_exist() -> None:
         field.name for section in sections if dataclasses.is_dataclass(section) for field in dataclasses.fields(section)
     }
     named = {name for text in DOCS.values() for name in re.findall(r"`([a-z_]+_(?:s|kib|threads))`", text)}
-    assert named - known <= {"ready_s", "mount_s", "read_s", "decode_s", "last_s"}, "fields of documents and logs, not options"
+    assert named - known <= {"ready_s", "mount_s", "read_s", "decode_s", "last_s"}, (
+        "fields of documents and logs, not options"
+    )
     assert len(named & known) > 3
 
 

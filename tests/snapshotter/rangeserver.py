@@ -228,6 +228,7 @@ class _Http(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.1"  # so that who greets in TLS gets an answer that is HTTP, as from real servers
     disable_nagle_algorithm = True
     server: _Http
 

@@ -275,8 +275,12 @@ class BlockStore:
 
     def sweep(self) -> None:
         """Remove what a killed process had staged; to be called while nobody stages anything."""
-        for leftover in self.layers.glob(".new-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in list(self.layers.glob(".new-*")):
+            # renamed first: a thread of the killed one may just be publishing it, then it is whole or not at all
+            with contextlib.suppress(FileNotFoundError):
+                leftover.rename(leftover.with_name(f".dead-{leftover.name}"))
+        for dead in self.layers.glob(".dead-*"):
+            shutil.rmtree(dead, ignore_errors=True)
 
     @staticmethod
     def _distrust(directory: Path) -> None:

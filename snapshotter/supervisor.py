@@ -60,8 +60,16 @@ class Resources:
     @staticmethod
     def create() -> "Resources":
         """Open them all; the daemon's start needs root and /dev/fuse."""
-        doorbell = os.eventfd(0, os.EFD_CLOEXEC)
-        return Resources(connect(), Ring.create(), doorbell)
+        try:
+            connection = connect()
+        except OSError as error:
+            raise UserError(f"cannot open a FUSE connection: {error} (modprobe fuse; /dev/fuse must exist)") from error
+        return Resources(connection, Ring.create(), os.eventfd(0, os.EFD_CLOEXEC))
+
+    def close(self) -> None:
+        """Close them all."""
+        for fd in (self.connection.device, self.connection.mount, self.ring, self.doorbell):
+            os.close(fd)
 
 
 @dataclass(slots=True)
@@ -80,15 +88,18 @@ class Supervisor:
     """Runs the workers until it is told to stop."""
 
     def __init__(self, resources: Resources, run_dir: Path, mains: dict[str, Callable[[], None]]) -> None:
-        """`mains`: what each worker runs, in the order in which they are started; returning ends the worker."""
+        """`mains`: what each worker runs, in the order in which they are started. Returning ends the worker; the block
+        server's returns when the connection has ended, and nothing else ends it without an error."""
         self._ring = Ring(resources.ring)
         self._processes = run_dir / "processes.json"
         self._workers = [_Worker(name, main) for name, main in mains.items()]
         self._stopping = False
+        self.connection_ended = False
         self._beats = (0, time.monotonic())
 
     def run(self) -> int:
-        """Start the workers, watch them, and end them on SIGTERM or SIGINT. Returns the exit code."""
+        """Start the workers, watch them, and end them on SIGTERM or SIGINT, or when the block server has found that
+        the connection is no more (`connection_ended`). Returns the exit code."""
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         previous = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -135,12 +146,17 @@ class Supervisor:
                 return stat.read().rpartition(")")[2].split()[0] in ("Z", "X")
         except (FileNotFoundError, ProcessLookupError):
             return True
+        except OSError as error:  # out of descriptors: looked at again with the next tick
+            _log.error("worker.not_seen name=%s error=%r", worker.name, str(error))
+            return False
 
     def _bury(self, worker: _Worker) -> None:
         """Take note of a dead worker. waitpid may not return yet while one of its threads is stuck: not waited for."""
         with contextlib.suppress(ChildProcessError):
-            _, status = os.waitpid(worker.pid, os.WNOHANG)
+            pid, status = os.waitpid(worker.pid, os.WNOHANG)
             _log.warning("worker.died name=%s pid=%d status=%d", worker.name, worker.pid, status)
+            if worker.name == "block" and pid and not status:
+                self.connection_ended = self._stopping = True
         if worker.pidfd >= 0:
             os.close(worker.pidfd)
         lived_s = time.monotonic() - worker.started
@@ -252,13 +268,17 @@ def run(config: Config) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, soft_limit))
         store = BlockStore(Path(config.root))
         store.recover(Path("/proc/sys/kernel/random/boot_id").read_text())
-        unmount_dead(Path(config.root))
-        try:
+        while True:
+            unmount_dead(Path(config.root))
             resources = Resources.create()
-        except OSError as error:
-            raise UserError(f"cannot open a FUSE connection: {error} (modprobe fuse; /dev/fuse must exist)") from error
-        mains = _mains(config, resources, store)
-        return Supervisor(resources, run_dir, mains).run()
+            supervisor = Supervisor(resources, run_dir, _mains(config, resources, store))
+            code = supervisor.run()
+            if not supervisor.connection_ended:
+                return code
+            # aborted, by an administrator or by the kernel: with a new one the mounts come back, as at any start
+            _log.error("connection.ended a new one is opened")
+            resources.close()
+            time.sleep(_BACKOFF_MAX_S)
 
 
 def _lock(file: IO[str], directory: Path, option: str) -> None:

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _BACKOFF_S = 0.2  # doubled with each failure in a row, with jitter so that a fleet does not march in step
 _ASKED_MAX_S = 60.0  # a Retry-After beyond this is not believed
 _LOUD = 4
+_SOURCES = 8  # registries of a layer that are remembered
 _BACKGROUND_RUN = 1 << 20  # bytes: what a reader may find in front of it on the wire, 84 ms at 100 Mbit/s
 
 
@@ -230,7 +231,7 @@ class LayerFetch:
         """The layer has been pulled through one more image: its registry is known to live, so it comes first."""
         with self.lock:
             if source not in self.sources:
-                self.sources = [source, *self.sources]
+                self.sources = [source, *self.sources][:_SOURCES]
 
     def failure(self, flight: Flight, error: Exception) -> None:
         """A flight could not go on; the next one waits longer and asks another registry if one is known, and the log

@@ -33,12 +33,16 @@ def main(case: str, directory: Path) -> int:
         mains["fetch"] = _raising
     elif case == "stuck":
         mains["block"] = _beating(ring, 3)
+    elif case == "connection ends":
+        mains["block"] = lambda: None
     elif case == "cannot fork":
         supervisor.os.fork = _failing_at_first(os.fork)  # type: ignore[attr-defined]  # the module's own os
     elif case == "deaf":
         mains["service"] = _deaf
     noted = {name: _noted(directory / f"{name}.starts", toy) for name, toy in mains.items()}
-    return Supervisor(resources, directory, noted).run()
+    running = Supervisor(resources, directory, noted)
+    code = running.run()
+    return 99 if running.connection_ended else code
 
 
 def _noted(file: Path, toy: Main) -> Main:

@@ -1,5 +1,6 @@
 """The daemon under attack: killed workers, killed readers, dead registries. Real kernel, real FUSE, real mounts."""
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.errors import SnapshotterError
 from tests.snapshotter.daemon import (
     Daemon,
     Layer,
@@ -203,6 +205,53 @@ def test_a_new_daemon_brings_live_mounts_back(tmp_path: Path, layer: Layer, inde
             daemon.start()
             assert held.read() == layer.contents["f0001"][4096:]
         assert (mount / "f0050").read_bytes() == layer.contents["f0050"]
+
+
+@pytest.mark.parametrize("way", ["loop", "file"])
+def test_an_aborted_connection_is_replaced(tmp_path: Path, layer: Layer, indexed: str, way: str) -> None:
+    """By `echo 1 > abort`, or by the kernel's own time-out: the mounts come back without anybody's help."""
+    control = tmp_path / "connections"
+    control.mkdir()
+    toml = f'{indexed}{_NO_STREAM}[mount]\nattach = "{way}"\n'
+    with _fusectl(control), origin(layer) as registry:
+        others = set(os.listdir(control))
+        with Daemon(tmp_path, registry, toml) as daemon:
+            mount = daemon.prepare(layer)
+            assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
+            [ours] = set(os.listdir(control)) - others
+            before = daemon.pid("block")
+            (control / ours / "abort").write_text("1")
+            _until(lambda: _pid_or_0(daemon) not in (0, before) and (daemon.run / "bootseer.sock").exists())
+            assert _read_when_mounted(mount / "f0050") == layer.contents["f0050"]
+            drop_caches()
+            assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
+
+
+@contextlib.contextmanager
+def _fusectl(directory: Path) -> Iterator[None]:
+    """The kernel's directory of FUSE connections."""
+    subprocess.run(["mount", "-t", "fusectl", "none", str(directory)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+def _pid_or_0(daemon: Daemon) -> int:
+    try:
+        return daemon.pid("block")
+    except SnapshotterError:
+        return 0
+
+
+def _read_when_mounted(file: Path) -> bytes:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return file.read_bytes()
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_a_new_daemon_mounts_file_backed_layers_anew(tmp_path: Path, layer: Layer, indexed: str) -> None:

@@ -180,3 +180,10 @@ def test_a_directory_is_one_daemons(tmp_path: Path) -> None:
             _lock(other, tmp_path, "root")
     with (tmp_path / "lock").open("a+") as later:
         _lock(later, tmp_path, "root")
+
+
+def test_the_end_of_the_connection_ends_all_workers(tmp_path: Path) -> None:
+    """Whoever runs the supervisor opens a new connection then."""
+    running = Supervised("connection ends", tmp_path)
+    assert running.process.wait(PATIENCE_S) == 99, running.log
+    assert not (tmp_path / "processes.json").exists()

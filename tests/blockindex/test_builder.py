@@ -61,6 +61,13 @@ def test_a_cut_blob_is_refused(kind: str, part: float) -> None:
         feed(blob[: int(len(blob) * part)], digest(blob)).finish()
 
 
+@pytest.mark.parametrize("kind", ["gzip-6", "members", "tar", "zstd", "zstd-frames"])
+def test_a_whole_blob_of_a_cut_tar_is_refused(kind: str) -> None:
+    """The last span owns a block that never comes."""
+    with pytest.raises(Corrupt, match="tar stream"):
+        feed(BLOBS[kind](TAR[: TAR.rindex(b"ustar") - 1300])).finish()
+
+
 @pytest.mark.parametrize("blob", [b"x", b"\x1f\x8b", b"\x28\xb5\x2f", b"hello world"])
 def test_what_is_no_layer_is_refused(blob: bytes) -> None:
     for chunk in (1, 100):

@@ -50,8 +50,11 @@ class Hosts:
         return f"<Hosts {self._directory}, {len(self._known)} registries known>"
 
     def endpoints(self, registry: str) -> tuple[Endpoint, ...]:
-        """Whom to ask for images of `registry` (host[:port]), in this order; at least one. Precondition when the
-        directory cannot be read: then nobody knows whether the registry itself may be asked."""
+        """Whom to ask for images of `registry` (host[:port]), in this order; at least one.
+
+        What was read before holds on when the directory cannot be read any more; without that it is a Precondition, for
+        then nobody knows whether the registry itself may be asked.
+        """
         now = self._clock()
         with self._lock:
             until, known = self._known.get(registry, (now, ()))
@@ -60,7 +63,9 @@ class Hosts:
         try:
             found = tuple(one for made in self._read(registry) for one in _with_https_first(made))
         except OSError as exc:
-            raise Precondition(f"{exc.filename}: cannot read how {registry} is reached: {exc.strerror}") from exc
+            if not known:
+                raise Precondition(f"{exc.filename}: cannot read how {registry} is reached: {exc.strerror}") from exc
+            found = known
         with self._lock:
             self._known[registry] = (now + _FRESH_S, found)
         return found

@@ -227,3 +227,14 @@ def test_a_directory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "r.io" / "hosts.toml").mkdir(parents=True)
     with pytest.raises(Precondition, match="Is a directory"):
         Hosts(tmp_path).endpoints("r.io")
+
+
+def test_what_was_read_holds_while_the_directory_cannot_be_read(tmp_path: Path) -> None:
+    clock = [0.0]
+    write(tmp_path, "r.io", 'server = "https://m.example"\n')
+    hosts = Hosts(tmp_path, clock=lambda: clock[0])
+    assert urls(hosts, "r.io") == ["https://m.example/v2"]
+    (tmp_path / "r.io" / "hosts.toml").unlink()
+    (tmp_path / "r.io" / "hosts.toml").mkdir()
+    clock[0] = 11.0
+    assert urls(hosts, "r.io") == ["https://m.example/v2"]

@@ -107,6 +107,16 @@ def test_a_mirror_that_lacks_one_image_is_asked_for_others(site: Site) -> None:
     assert site.counts() == [2, 2, 0]
 
 
+def test_a_mirror_of_several_registries(site: Site) -> None:
+    """That it lacks an image of one registry says nothing of the same name at another."""
+    site.first.behaviour = lambda request: Status(404) if request.path.endswith("ns=r.test") else None
+    (site.hosts.parent.parent / "_default").mkdir()
+    (site.hosts.parent.parent / "_default" / "hosts.toml").write_text(site.hosts.read_text())
+    assert site.read() == DATA
+    assert b"".join(site.registry.blob("other.test/app:1", DIGEST).stream(0, None)) == DATA
+    assert site.counts() == [2, 1, 0]
+
+
 def test_a_mirror_that_breaks_off_is_left_for_a_while(site: Site) -> None:
     site.first.behaviour = lambda request: Truncate(100)
     with pytest.raises(Transient, match="short body"):

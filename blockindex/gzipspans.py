@@ -176,21 +176,23 @@ class GzipSource:
             del self._captures[0]
 
 
+_HIGH = bytes(value & 0x7F for value in range(256))
+
+
 @cache
-def _probes() -> tuple[bytes, bytes, bytes]:
-    """Dictionaries that tell where in the window a byte was copied from: the low and the high byte of its place, and
-    the low byte inverted. A byte that is equal in the first and the last was not copied from the window."""
+def _probes() -> tuple[bytes, bytes]:
+    """Dictionaries that tell where in the window a byte was copied from: the low byte of its place, and the high seven
+    bits under a top bit that is not the low byte's. So a byte that is equal in both was not copied from the window."""
     low = bytes(range(256)) * (WINDOW_SIZE // 256)
-    high = b"".join(bytes((value,)) * 256 for value in range(WINDOW_SIZE // 256))
-    inverted = bytes(value ^ 0xFF for value in low)
-    return low, high, inverted
+    high = b"".join(bytes((value | 0x80,)) * 128 + bytes((value,)) * 128 for value in range(WINDOW_SIZE // 256))
+    return low, high
 
 
 def trim_window(window: bytes, bit: int, blob: bytes, tail: int) -> bytes:
     """`window` with all bytes zeroed, and leading ones cut off, that the next `tail` (up to 32 KiB) of tar do not
     refer to; what comes later cannot reach the window.
 
-    `blob` is the raw deflate data from the restart point on that yields those bytes. Found by decoding it with three
+    `blob` is the raw deflate data from the restart point on that yields those bytes. Found by decoding it with two
     probe dictionaries.
     """
     size = len(window)
@@ -198,17 +200,17 @@ def trim_window(window: bytes, bit: int, blob: bytes, tail: int) -> bytes:
         return window
     data = restart_prefix(bit, blob[0]) + blob[1:]
     try:
-        low, high, inverted = (
+        low, high = (
             isal_zlib.decompressobj(wbits=-15, zdict=probe[:size]).decompress(data, tail) for probe in _probes()
         )
     except _ISAL_ERROR:
         return window  # zlib took it, so isal should: keep all rather than guess
     if len(low) != tail:
         return window  # isal wants to see a few bytes more
-    copied = (int.from_bytes(low, "little") ^ int.from_bytes(inverted, "little")).to_bytes(tail, "little")
+    copied = (int.from_bytes(low, "little") ^ int.from_bytes(high, "little")).to_bytes(tail, "little")
     pairs = bytearray(2 * tail)
     pairs[0::2] = low
-    pairs[1::2] = high
+    pairs[1::2] = high.translate(_HIGH)
     places = array("H", bytes(pairs))
     if sys.byteorder == "big":
         places.byteswap()

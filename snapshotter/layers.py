@@ -5,6 +5,7 @@ the call is simply made again. A watcher thread per incomplete layer waits for i
 background fetching again after such a restart) and then lets the kernel read further ahead.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -63,6 +64,14 @@ class Layers:
             self._attacher.detach(digest)
         finally:  # mounted or not, fetch no more of it
             self._ask("release", _ANSWER_S, name=node_name(digest))
+
+    def attached(self) -> list[Digest]:
+        """The layers that are mounted now, also those that an earlier process mounted."""
+        records = []
+        for name in self._attacher.mounted():
+            with contextlib.suppress(SnapshotterError):  # it is not in the store any more: nobody can say what it is
+                records.append(LayerRecord.load(self._store.layers / name))
+        return [record.digest for record in records]
 
     def status(self) -> dict[str, Any]:
         """The fetch process's view of the layers, each with its mount point."""
@@ -127,6 +136,10 @@ class NoLayers:
 
     def release(self, digest: Digest) -> None:
         """Nothing was mounted."""
+
+    def attached(self) -> list[Digest]:
+        """None are."""
+        return []
 
     def status(self) -> dict[str, Any]:
         """Raises Precondition: there is nothing to tell but the reason."""

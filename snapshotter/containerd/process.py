@@ -51,7 +51,7 @@ def main(config: Config, mount_fd: int) -> None:
     snapshots = Snapshots(root, layers, rules.refusal)
     control = Server(run / "control.sock", {"status": lambda request: _status(config, layers, snapshots)})
     # containers that still run get their layers back before containerd is served; a slow layer holds up no other
-    restored = threading.Thread(target=snapshots.restore, name="restore", daemon=True)
+    restored = threading.Thread(target=_restore, args=(snapshots, layers), name="restore", daemon=True)
     restored.start()
     restored.join(timeout=_RESTORE_S)
     socket = Path(config.socket or run / "bootseer.sock")
@@ -65,6 +65,12 @@ def main(config: Config, mount_fd: int) -> None:
 
 
 _RESTORE_S = 2.0
+
+
+def _restore(snapshots: Snapshots, layers: Layers | NoLayers) -> None:
+    """Mount what snapshots need and is not mounted; unmount what is and nobody needs."""
+    snapshots.restore()
+    snapshots.release_unused(layers.attached())
 
 
 def _status(config: Config, layers: Layers | NoLayers, snapshots: Snapshots) -> Mapping[str, Any]:

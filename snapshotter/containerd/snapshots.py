@@ -175,6 +175,12 @@ class Snapshots:
             restored = list(pool.map(self._restore, layers))
         return [ref.digest for ref, done in zip(layers, restored, strict=True) if not done]
 
+    def release_unused(self, digests: Iterable[Digest]) -> None:
+        """Give back those of the layers that no snapshot stands on: a process that is killed between the removal of a
+        snapshot and the release of its layer, or between mount and commit, leaves one mounted."""
+        for digest in digests:
+            self._layers.release_if_unused(digest)
+
     def counters(self) -> Counters:
         """What became of the Prepares so far."""
         with self._counting:

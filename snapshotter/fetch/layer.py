@@ -286,7 +286,11 @@ class LayerFetch:
         for piece in self.index.pieces(span):
             start, end = piece.block_start, piece.block_end
             if UNVERIFIED in self.files.present[start:end]:
-                data = os.pread(self.files.data_fd, (end - start) * BLOCK, start * BLOCK)
+                try:
+                    data = os.pread(self.files.data_fd, (end - start) * BLOCK, start * BLOCK)
+                except OSError as error:  # the disk cannot read it back: it is fetched and written again
+                    _log.warning("layer.unreadable file=%r block=%d error=%r", self.files, start, str(error))
+                    continue
                 if len(data) == (end - start) * BLOCK and self.index.verify_piece(piece, data):
                     self.files.trust(start, end)
                     self._arrived(start, end)

@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import os
 import signal
+import socket
+import sqlite3
 import subprocess
 import threading
 import time
@@ -207,6 +209,18 @@ def test_a_new_daemon_brings_live_mounts_back(tmp_path: Path, layer: Layer, inde
         assert (mount / "f0050").read_bytes() == layer.contents["f0050"]
 
 
+def test_a_service_killed_in_the_middle_of_a_removal_unmounts_the_layer_later(tmp_path: Path, small: Layer) -> None:
+    with origin(small) as registry, Daemon(tmp_path, registry) as daemon:
+        mount = daemon.prepare(small)
+        with contextlib.closing(sqlite3.connect(daemon.root / "metadata.db")) as database, database:
+            database.execute("DELETE FROM snapshots")  # the row is gone, the mount is not yet
+        daemon.kill("service")
+        _until(lambda: not mount.exists())
+        _until(lambda: _listens(daemon.run / "bootseer.sock"))
+        assert daemon.prepare(small) == mount
+        assert (mount / "f0001").read_bytes() == small.contents["f0001"]
+
+
 @pytest.mark.parametrize("way", ["loop", "file"])
 def test_an_aborted_connection_is_replaced(tmp_path: Path, layer: Layer, indexed: str, way: str) -> None:
     """By `echo 1 > abort`, or by the kernel's own time-out: the mounts come back without anybody's help."""
@@ -235,6 +249,11 @@ def _fusectl(directory: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", str(directory)], check=True)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def _pid_or_0(daemon: Daemon) -> int:

@@ -123,3 +123,9 @@ def test_a_node_that_cannot_mount_layers_says_so_and_gives_nothing_back() -> Non
         with pytest.raises(Precondition, match="no EROFS"):
             refused()
     layers.release(DIGEST)
+
+
+def test_what_is_attached_is_told_by_digest(bench: Bench) -> None:
+    assert bench.layers.attached() == []
+    bench.attacher.attached |= {node_name(DIGEST), "0123456789abcd"}  # one that is not in the store any more
+    assert bench.layers.attached() == [DIGEST]

@@ -468,6 +468,15 @@ def test_restore(restarted: Snapshots, provider: FakeProvider, caplog: pytest.Lo
     restarted.close()
 
 
+def test_after_a_restart_layers_that_no_snapshot_needs_are_given_back(
+    restarted: Snapshots, provider: FakeProvider
+) -> None:
+    orphan = digest("f")
+    restarted.release_unused([A, orphan])
+    assert provider.released == [orphan]
+    restarted.close()
+
+
 def test_a_layer_that_was_not_restored_is_released_all_the_same(restarted: Snapshots, provider: FakeProvider) -> None:
     """Its mount may have outlived the process before."""
     for key in ("container", "2", "1"):

@@ -606,6 +606,25 @@ def test_a_flight_shows_what_it_does(bench: Bench) -> None:
     assert repr(Flight(bench.layer, 1, 4, flight_module.Lane.DEMAND)) == "<Flight DEMAND spans 1..1..4>"
 
 
+def test_what_the_disk_cannot_read_back_after_a_power_cut_is_fetched_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, end = bench.span_blocks(4)
+    bench.files.present[start:end] = bytes([UNVERIFIED]) * (end - start)
+
+    def broken(fd: int, size: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(layer_module.os, "pread", broken)
+        read = bench.read(start, start + 1)
+        bench.check(read)
+        bench.settle()
+    assert bench.blob.requests == [bench.span_range(4, 5)]
+    assert "layer.unreadable" in caplog.text
+    caplog.clear()
+
+
 # -- registries ------------------------------------------------------------------------------------------------------
 
 

@@ -102,7 +102,10 @@ class Server:
     def _answer(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as stream:
             try:
-                request = json.loads(stream.readline(_MAX_LINE))
+                line = stream.readline(_MAX_LINE)
+                if not line:  # somebody only looked whether we are there
+                    return
+                request = json.loads(line)
                 answer = {"ok": self._handlers[request["op"]](request)}
             except SnapshotterError as error:
                 answer = {"error": str(error), "kind": type(error).__name__}

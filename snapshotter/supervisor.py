@@ -10,7 +10,7 @@ on disk, and is at work within milliseconds; the supervisor therefore has one th
 before it forks (never gRPC, which does not survive a fork), and does nothing but watch. A worker whose
 leader is a zombie while a thread is stuck in the kernel counts as dead; a block server whose heart does not beat for
 `_STUCK_S` is killed. One daemon a run directory and a root, by locks that the workers inherit: they are free once all
-have ended.
+have ended. A connection that was aborted is replaced: all workers end, and start again with a new one.
 """
 
 import contextlib

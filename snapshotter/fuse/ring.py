@@ -147,8 +147,9 @@ class Ring:
         self._map[_STATES + slot] = FREE
 
     def in_flight(self) -> int:
-        """Slots that are not FREE."""
-        return _SLOTS - self._map[_STATES : _STATES + _SLOTS].count(FREE)
+        """Requests that were handed over and are not answered yet."""
+        states = self._map[_STATES : _STATES + _SLOTS]
+        return states.count(HANDED) + states.count(TAKEN)
 
     def agreed(self, resend: bool, async_dio: bool) -> None:
         """Remember what INIT settled: it happens once, successors need it."""

@@ -227,18 +227,15 @@ def test_an_aborted_connection_is_replaced(tmp_path: Path, layer: Layer, indexed
     control = tmp_path / "connections"
     control.mkdir()
     toml = f'{indexed}{_NO_STREAM}[mount]\nattach = "{way}"\n'
-    with _fusectl(control), origin(layer) as registry:
-        others = set(os.listdir(control))
-        with Daemon(tmp_path, registry, toml) as daemon:
-            mount = daemon.prepare(layer)
-            assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
-            [ours] = set(os.listdir(control)) - others
-            before = daemon.pid("block")
-            (control / ours / "abort").write_text("1")
-            _until(lambda: _pid_or_0(daemon) not in (0, before) and (daemon.run / "bootseer.sock").exists())
-            assert _read_when_mounted(mount / "f0050") == layer.contents["f0050"]
-            drop_caches()
-            assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
+    with _fusectl(control), origin(layer) as registry, Daemon(tmp_path, registry, toml) as daemon:
+        mount = daemon.prepare(layer)
+        assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
+        before = daemon.pid("block")
+        (control / _connection(daemon) / "abort").write_text("1")
+        _until(lambda: _pid_or_0(daemon) not in (0, before) and (daemon.run / "bootseer.sock").exists())
+        assert _read_when_mounted(mount / "f0050") == layer.contents["f0050"]
+        drop_caches()
+        assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
 
 
 @contextlib.contextmanager
@@ -249,6 +246,13 @@ def _fusectl(directory: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", str(directory)], check=True)
+
+
+def _connection(daemon: Daemon) -> str:
+    """The name of the daemon's connection there: the minor number of its mount, the one directory that it holds."""
+    entries = os.scandir(f"/proc/{daemon.pid('service')}/fd")
+    [minor] = {os.minor(os.stat(entry.path).st_dev) for entry in entries if os.readlink(entry.path) == "/"}
+    return str(minor)
 
 
 def _listens(path: Path) -> bool:

@@ -60,6 +60,20 @@ def test_a_process_that_ends_before_it_answers_is_unanswered(tmp_path: Path) -> 
         thread.join()
 
 
+def test_a_caller_that_only_looks_whether_somebody_is_there_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(tmp_path / "socket", {"ping": lambda request: "pong"})
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(tmp_path / "socket"))
+    assert call(tmp_path / "socket", "ping") == "pong"
+    for thread in threading.enumerate():
+        if thread.name == "rpc-call":
+            thread.join()
+    server.close()
+    assert caplog.text == ""
+
+
 def test_a_slow_call_does_not_hold_up_another(tmp_path: Path) -> None:
     gate = threading.Event()
     server = Server(tmp_path / "socket", {"slow": lambda request: gate.wait(10), "fast": lambda request: 1})

@@ -41,7 +41,7 @@ def test_a_slot_claimed_but_never_filled_is_freed_by_the_successor(fd: int, ring
     ring.claim()
     successor = Ring(fd)
     assert successor.owned() is None
-    assert successor.in_flight() == 0
+    assert successor.claim() == 0
     successor.close()
 
 
@@ -70,7 +70,9 @@ def test_handed_requests_are_taken_once_and_again_by_a_new_fetch_process(ring: R
     slots = [ring.claim() for _ in range(3)]
     for slot in slots:
         ring.hand(slot, now=12.5)
+    assert ring.claim() == 3 and ring.in_flight() == 3  # a slot that waits for a request is none
     assert list(ring.take()) == slots
+    assert ring.in_flight() == 3
     assert list(ring.take()) == []
     ring.free(slots[1])  # answered before it was killed
     ring.inherit()

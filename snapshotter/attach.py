@@ -107,6 +107,28 @@ class Attacher:
             # a file-backed mount is ours: `unmount_dead` took away those of earlier daemons
         return target
 
+    def holders(self, name: str) -> list[str]:
+        """Loop devices that still stand on the layer's file of this connection: of a container that outlives the mount,
+        or one that is about to free itself."""
+        found = []
+        for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+            path = f"/dev/{backing.parts[3]}"
+            try:
+                if backing.read_text(encoding="utf-8", errors="replace").strip() != f"/{name}":
+                    continue
+                device = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # detached between the listing and the reading
+                continue
+            try:
+                if loop.status(device).device == self._device:
+                    found.append(path)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+            finally:
+                os.close(device)
+        return found
+
     def detach(self, digest: Digest) -> None:
         """Unmount the layer; running containers that still hold it keep it (their overlay has its own reference)."""
         target = self.path(digest)

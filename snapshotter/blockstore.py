@@ -6,6 +6,8 @@ A layer is a directory `<root>/layers/<node name>`, which appears whole by one r
   data        the data region, a sparse file of its full size
   present     one byte a block of the data region: ABSENT, PRESENT or UNVERIFIED
   index       the layer index, as `blockindex.codec` encodes it
+  used        empty; its time of modification is when the layer was mounted or given back last
+A layer that is being removed is a directory `.dead-…` meanwhile; see `layers.Layers.remove`.
 The node name is the first 14 hex digits of the layer's digest; shifted left by 8 bits it is also the FUSE node id, so
 ids are the same after any restart with no table to lose (the low 8 bits are for further files of one layer). Two
 layers with one node name are told apart by layer.json: the second is refused and served by the ordinary path.
@@ -129,10 +131,11 @@ class LayerRecord:
 class LayerFiles:
     """A layer's open files. The attributes are public for the block server's hot path; nobody else touches them."""
 
-    __slots__ = ("data_fd", "meta_fd", "meta_size", "name", "node", "present", "record")
+    __slots__ = ("_open", "data_fd", "meta_fd", "meta_size", "name", "node", "present", "record")
 
     def __init__(self, directory: Path, writable: bool = False) -> None:
         """Open the layer. NotFound when there is none, SnapshotterError when a part of it is missing."""
+        self._open = False
         self.name = directory.name
         self.node = node_id(self.name)
         self.record = LayerRecord.load(directory)
@@ -149,15 +152,29 @@ class LayerFiles:
             except (FileNotFoundError, ValueError) as error:  # ValueError: the presence map is too short
                 raise SnapshotterError(f"{directory}: {error}; remove the directory to refetch") from error
             on_failure.pop_all()
+        self._open = True
 
     def __repr__(self) -> str:
         return f"<LayerFiles {self.record.digest[:19]} {self.blocks_present()}/{self.record.blocks} blocks present>"
 
+    def __del__(self) -> None:
+        # A thread may still hold the files of a layer that is removed: they are closed with the last reference.
+        self.close()
+
     def close(self) -> None:
-        """Close the files and the mapping."""
-        self.present.close()
-        os.close(self.meta_fd)
-        os.close(self.data_fd)
+        """Close the files and the mapping; for whoever knows that nobody else uses them. More than once is harmless."""
+        if self._open:
+            self._open = False
+            self.present.close()
+            os.close(self.meta_fd)
+            os.close(self.data_fd)
+
+    def is_current(self, directory: Path) -> bool:
+        """Whether these are the files that are in `directory` now."""
+        try:
+            return os.path.samestat(os.fstat(self.data_fd), os.stat(directory / "data"))
+        except FileNotFoundError:
+            return False
 
     def blocks_of(self, offset: int, size: int) -> tuple[int, int]:
         """The blocks of the data region that image bytes `[offset, offset + size)` touch; empty inside the metadata."""
@@ -314,6 +331,36 @@ class BlockStore:
         if record.digest != digest:
             raise Precondition(f"{directory} holds {record.digest}, whose digest begins like {digest}")
         return directory
+
+    def touch(self, name: str) -> None:
+        """Note that the layer is used now. A failure only makes the layer look older than it is."""
+        try:
+            (self.layers / name / "used").touch(mode=0o600)
+        except OSError as error:
+            _log.warning("layer.use_not_noted name=%s error=%r", name, str(error))
+
+    def set_aside(self, name: str) -> Path:
+        """Take the layer out of the store: the directory, not to be found any more, that `put_back` or `delete` takes.
+        NotFound when there is no such layer."""
+        aside = self.layers / f".dead-{name}-{os.urandom(4).hex()}"
+        try:
+            (self.layers / name).rename(aside)
+        except FileNotFoundError:
+            raise NotFound(f"there is no layer {name} in {self.layers}") from None
+        return aside
+
+    def set_aside_before(self) -> list[str]:
+        """Names of layers that a killed process had set aside, and not deleted yet."""
+        asides = (path.name.split("-") for path in self.layers.glob(".dead-*"))
+        return [parts[1] for parts in asides if len(parts) == 3 and len(parts[1]) == _NAME_DIGITS]
+
+    def put_back(self, aside: Path) -> None:
+        """Undo `set_aside`."""
+        aside.rename(self.layers / aside.name.removeprefix(".dead-").partition("-")[0])
+
+    def delete(self, aside: Path) -> None:
+        """Delete what was set aside. What cannot be deleted now is at the next start."""
+        shutil.rmtree(aside, ignore_errors=True)
 
     def stage(self, digest: Digest) -> Staging:
         """Begin to put a layer into the store."""

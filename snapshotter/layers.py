@@ -3,6 +3,21 @@
 Runs in the service process. A fetch process that dies under a call is respawned by the supervisor within moments, so
 the call is simply made again. A watcher thread per incomplete layer waits for its completion (which also starts its
 background fetching again after such a restart) and then lets the kernel read further ahead.
+
+Removing a layer from the store, so that no process goes on with files that are not in the store any more:
+1. The caller keeps snapshots off the layer (`containerd.lazy.LazyLayers.kept_out`): none stands on it, none comes.
+2. Service: unmount it; wait until no loop device stands on its FUSE file. One that stays belongs to a container that
+   outlived its snapshot: refused.
+3. Fetch process: let no arrival of the layer begin; refuse if readers wait; rename its directory and drop it from the
+   table of open layers in one step. Threads that still hold it (a flight that is landing) write into files that are
+   closed with the last reference.
+4. Fetch process: FUSE_NOTIFY_INVAL_ENTRY for the name. The kernel drops the dentry, and the inode unless someone has
+   the file open; the FORGET that follows makes the block server close its files. Once it has none open below the
+   renamed directory the layer is deleted. If it still has after some seconds, the name is put back, and the removal
+   refused.
+The next pull finds neither directory nor inode, and begins anew under the same node id. A fetch process that is killed
+on the way leaves the renamed directory; its successor has the kernel forget the name, and deletes it. A look-up that
+overtakes the FORGET is harmless: at each the block server compares what it has open with what is in the store.
 """
 
 import contextlib
@@ -14,7 +29,7 @@ from typing import Any
 
 from .attach import Attacher
 from .blockstore import BlockStore, LayerRecord, node_name
-from .errors import Precondition, SnapshotterError
+from .errors import NotFound, Precondition, SnapshotterError
 from .model import Digest, LayerRef, MountedLayer
 from .rpc import Unanswered, call
 
@@ -24,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_S = 60.0
 _WATCH_S = 30.0
+_LET_GO_S = 2.0
 
 
 class Layers:
@@ -53,6 +69,7 @@ class Layers:
             target = self._attacher.attach(record)
         except OSError as error:
             raise SnapshotterError(f"{ref.digest}: cannot be mounted: {error}") from error
+        self._store.touch(target.name)
         self._watch(ref)
         mounted = time.monotonic()
         _log.info("layer.mounted layer=%s ready_s=%.3f mount_s=%.3f", ref.digest, ready - started, mounted - ready)
@@ -60,10 +77,15 @@ class Layers:
 
     def release(self, digest: Digest) -> None:
         """See `LayerProvider.release`."""
+        self._store.touch(node_name(digest))
         try:
             self._attacher.detach(digest)
         finally:  # mounted or not, fetch no more of it
             self._ask("release", _ANSWER_S, name=node_name(digest))
+
+    def mounted(self) -> dict[str, str]:
+        """Node name -> mount point of what is mounted now."""
+        return self._attacher.mounted()
 
     def attached(self) -> list[Digest]:
         """The layers that are mounted now, also those that an earlier process mounted."""
@@ -72,6 +94,22 @@ class Layers:
             with contextlib.suppress(SnapshotterError):  # it is not in the store any more: nobody can say what it is
                 records.append(LayerRecord.load(self._store.layers / name))
         return [record.digest for record in records]
+
+    def remove(self, digest: Digest) -> None:
+        """Delete the layer from the store. The caller holds off all its users meanwhile. Raises Precondition, and
+        leaves it in the store, when somebody uses it all the same; NotFound when there is no such layer."""
+        name = node_name(digest)
+        if not (self._store.layers / name).exists():
+            raise NotFound(f"there is no layer {name}")
+        self._attacher.detach(digest)
+        give_up = time.monotonic() + _LET_GO_S
+        while holders := self._attacher.holders(name):
+            if time.monotonic() > give_up:
+                raise Precondition(
+                    f"{name} is in use: {', '.join(holders)} stands on it, a container still runs with it"
+                )
+            time.sleep(0.02)
+        self._ask("remove", _ANSWER_S, name=name, digest=digest)
 
     def status(self) -> dict[str, Any]:
         """The fetch process's view of the layers, each with its mount point."""
@@ -137,9 +175,17 @@ class NoLayers:
     def release(self, digest: Digest) -> None:
         """Nothing was mounted."""
 
+    def mounted(self) -> dict[str, str]:
+        """Nothing is."""
+        return {}
+
     def attached(self) -> list[Digest]:
         """None are."""
         return []
+
+    def remove(self, digest: Digest) -> None:
+        """Raises Precondition: stop the daemon to remove layers here."""
+        raise Precondition(f"{self._reason}; stop the daemon, then try again")
 
     def status(self) -> dict[str, Any]:
         """Raises Precondition: there is nothing to tell but the reason."""

@@ -117,6 +117,9 @@ SITE = {
     "sudo bootseer serve --config /etc/bootseer/config.toml",
     "sudo bootseer status --json",
     "sudo bootseer doctor --image registry.example/app:1",
+    "sudo bootseer cache ls",
+    "sudo bootseer cache gc --max-size 20G --dry-run",
+    "sudo bootseer cache gc --max-size 20G",
     "sudo bootseer lazy off",
     "sudo bootseer lazy on",
     "sudo bootseer unmount",
@@ -280,6 +283,9 @@ def test_the_session_of_the_readme(site: Site) -> None:
     _fields_are_documented(json.loads(site.run("sudo bootseer status --json")))
     checks = site.run("sudo bootseer doctor --image registry.example/app:1")
     assert "containerd runs it as bootseer" in checks and checks.count("-index ") == 3
+    assert "3 layers take" in site.run("sudo bootseer cache ls")
+    assert site.run("sudo bootseer cache gc --max-size 20G --dry-run") == "nothing to remove\n"
+    assert site.run("sudo bootseer cache gc --max-size 20G") == "nothing to remove\n"
     assert site.run("sudo bootseer lazy off").startswith("off since")
     assert "new pulls are ordinary" in site.run("sudo .venv/bin/bootseer status")
     assert site.run("sudo bootseer lazy on").startswith("on")
@@ -375,7 +381,7 @@ def test_named_options_exist() -> None:
         field.name for section in sections if dataclasses.is_dataclass(section) for field in dataclasses.fields(section)
     }
     named = {name for text in DOCS.values() for name in re.findall(r"`([a-z_]+_(?:s|kib|threads))`", text)}
-    assert named - known <= {"ready_s", "mount_s", "read_s", "decode_s", "last_s"}, (
+    assert named - known <= {"ready_s", "mount_s", "read_s", "decode_s", "last_s", "last_used_s"}, (
         "fields of documents and logs, not options"
     )
     assert len(named & known) > 3

@@ -10,7 +10,7 @@ from snapshotter.cli.tree import Commands, add_config
 from snapshotter.config import load_config
 from snapshotter.errors import UserError
 
-__all__ = ["add"]
+__all__ = ["add", "no_daemon"]
 
 
 def add(commands: Commands) -> None:
@@ -28,7 +28,7 @@ def _unmount(args: argparse.Namespace) -> int:
     from snapshotter.attach import unmount_all
 
     config = load_config(args.config)
-    with _no_daemon(config.lock_path):
+    with no_daemon(config.lock_path):
         try:
             targets = unmount_all(config.root_path)
         except PermissionError as error:
@@ -41,7 +41,7 @@ def _unmount(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _no_daemon(lock_path: Path) -> Iterator[None]:
+def no_daemon(lock_path: Path) -> Iterator[None]:
     """Hold the daemon's lock, so that none runs or starts meanwhile; without a lock file none ever ran here."""
     try:
         lock = lock_path.open("r+")
@@ -49,7 +49,7 @@ def _no_daemon(lock_path: Path) -> Iterator[None]:
         yield
         return
     except PermissionError as error:
-        raise UserError("unmount needs root", exit_code=1) from error
+        raise UserError(f"{lock_path}: this needs root", exit_code=1) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

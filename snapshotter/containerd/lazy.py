@@ -5,6 +5,7 @@ Mounts that bring a layer back. Each holds a *pin* meanwhile. The protocol, unde
 - a pin is taken before the provider is asked and waits while the layer is being released;
 - a layer is released only by whoever marks it as releasing, when no pin is held and no row uses it (asked after the
   mark: rows are only added under a pin, so the answer stays true);
+- who wants a layer gone altogether marks it in the same way (`kept_out`);
 - neither the lock nor a transaction is held while the provider works, which may take as long as a download.
 Invariant: a path given out under a pin stays mounted until the pin is gone and no row uses the layer.
 """
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from snapshotter.containerd.overlay import check_path
-from snapshotter.errors import SnapshotterError
+from snapshotter.errors import Precondition, SnapshotterError
 from snapshotter.model import Digest, LayerProvider, LayerRef, MountedLayer
 
 __all__ = ["LazyLayers"]
@@ -74,6 +75,27 @@ class LazyLayers:
             _log.warning("layer.release.failed layer=%s reason=%s", digest, error)
         except Exception:  # border to the provider: its bugs must not fail containerd's garbage collection
             _log.exception("layer.release.failed layer=%s", digest)
+        finally:
+            with self._changed:
+                self._releasing.discard(digest)
+                self._changed.notify_all()
+
+    @contextmanager
+    def kept_out(self, digest: Digest) -> Iterator[None]:
+        """Nobody gets the layer for the length of the block: who asks for it waits. Raises Precondition when a pin or a
+        row holds it."""
+        with self._changed:
+            self._changed.wait_for(lambda: digest not in self._releasing)
+            if self._pins[digest]:
+                raise Precondition(f"{digest} is in use: a pull or a container is asking for it now")
+            del self._pins[digest]
+            self._releasing.add(digest)
+        try:
+            if self._is_used(digest):
+                raise Precondition(f"{digest} is in use by an image: remove the image from containerd first")
+            with self._changed:
+                self._mounted.pop(digest, None)
+            yield
         finally:
             with self._changed:
                 self._releasing.discard(digest)

@@ -17,10 +17,12 @@ from typing import Any
 
 from snapshotter.attach import Attacher, Capabilities
 from snapshotter.blockstore import BlockStore
+from snapshotter.cache import CachedLayer, inventory, refuse_if_used
 from snapshotter.config import Config
-from snapshotter.errors import Precondition, SnapshotterError
+from snapshotter.errors import NotFound, Precondition, SnapshotterError
 from snapshotter.layers import Layers, NoLayers
 from snapshotter.lazyswitch import LazySwitch
+from snapshotter.model import Digest
 from snapshotter.rpc import Server
 
 from .ordinary import LazyRules
@@ -38,18 +40,25 @@ def main(config: Config, mount_fd: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     root, run = Path(config.root), Path(config.run)
     mount = config.mount
+    store = BlockStore(root)
     layers: Layers | NoLayers
     try:
         attacher = Attacher(
             root, mount_fd, mount.attach, mount.readahead_cold_kib, mount.readahead_warm_kib, Capabilities.probe()
         )
-        layers = Layers(BlockStore(root), run / "fetch.sock", attacher)
+        layers = Layers(store, run / "fetch.sock", attacher)
     except Precondition as error:  # no EROFS, no loop devices: images are ordinary ones, which is no failure
         _log.error("service.ordinary_only reason=%r", str(error))
         layers = NoLayers(str(error))
     rules = LazyRules(LazySwitch(root), config.lazy.include, config.lazy.exclude)
     snapshots = Snapshots(root, layers, rules.refusal)
-    control = Server(run / "control.sock", {"status": lambda request: _status(config, layers, snapshots)})
+    cache = _Cache(store, layers, snapshots)
+    ops = {
+        "status": lambda request: _status(config, layers, snapshots),
+        "cache": lambda request: cache.rows(),
+        "cache-remove": lambda request: cache.remove(request["name"]),
+    }
+    control = Server(run / "control.sock", ops)
     # containers that still run get their layers back before containerd is served; a slow layer holds up no other
     restored = threading.Thread(target=_restore, args=(snapshots, layers), name="restore", daemon=True)
     restored.start()
@@ -71,6 +80,33 @@ def _restore(snapshots: Snapshots, layers: Layers | NoLayers) -> None:
     """Mount what snapshots need and is not mounted; unmount what is and nobody needs."""
     snapshots.restore()
     snapshots.release_unused(layers.attached())
+
+
+class _Cache:
+    """`bootseer cache` on the running daemon."""
+
+    def __init__(self, store: BlockStore, layers: Layers | NoLayers, snapshots: Snapshots) -> None:
+        self._store = store
+        self._layers = layers
+        self._snapshots = snapshots
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The layers of the store."""
+        return [asdict(layer) for layer in self._inventory()]
+
+    def remove(self, name: str) -> None:
+        """Remove one layer that nothing uses."""
+        layer = next((layer for layer in self._inventory() if layer.name == name), None)
+        if layer is None:
+            raise NotFound(f"there is no layer {name}")
+        refuse_if_used(layer)
+        # a broken layer has no known digest: its name is all that matters then, since none can come with that name
+        digest = Digest(layer.digest or f"sha256:{name}")
+        with self._snapshots.without_layer(digest):
+            self._layers.remove(digest)
+
+    def _inventory(self) -> list[CachedLayer]:
+        return inventory(self._store, self._snapshots.layer_users(), self._layers.mounted())
 
 
 def _status(config: Config, layers: Layers | NoLayers, snapshots: Snapshots) -> Mapping[str, Any]:

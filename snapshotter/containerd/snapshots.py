@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -164,6 +164,21 @@ class Snapshots:
         """The layers that snapshots stand on, each once."""
         with self._metadata.read() as view:
             return [snapshot.lazy for snapshot in view.lazy() if snapshot.lazy is not None]
+
+    def layer_users(self) -> dict[Digest, list[str]]:
+        """The layers that snapshots stand on, each with the images that it was asked for under."""
+        users: dict[Digest, list[str]] = {}
+        for snapshot in self.select():
+            if snapshot.lazy is not None:
+                images = users.setdefault(snapshot.lazy.ref.digest, [])
+                if snapshot.lazy.ref.image not in images:
+                    images.append(snapshot.lazy.ref.image)
+        return users
+
+    def without_layer(self, digest: Digest) -> AbstractContextManager[None]:
+        """For the length of the block no snapshot stands on the layer, and none begins to. Raises Precondition when one
+        does."""
+        return self._layers.kept_out(digest)
 
     def restore(self, workers: int = 8) -> list[Digest]:
         """Have the provider mount all lazy layers again, after a restart. Returns those that failed.

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -23,7 +23,7 @@ from blockindex.codec import decode_index, encode_index
 from blockindex.errors import BlockIndexError
 from blockindex.layerindex import LayerIndex
 from snapshotter.blockstore import BlockStore, LayerRecord, Staging
-from snapshotter.errors import SnapshotterError, Transient
+from snapshotter.errors import Precondition, SnapshotterError, Transient
 from snapshotter.model import BlobSource, Digest
 
 __all__ = ["Arrivals", "IndexSource"]
@@ -34,6 +34,10 @@ _STREAMS = 8
 _LOOKUPS = 16
 _RETRIES = 6
 _BACKOFF_S = 0.3
+
+
+class _KeptOut(Transient):
+    """The layer was kept out, and may come now."""
 
 
 class IndexSource(Protocol):
@@ -70,10 +74,29 @@ class Arrivals:
     def ensure(self, image: str, digest: Digest, siblings: tuple[Digest, ...]) -> Path:
         """The layer's directory in the store, once it is ready. Starts the siblings too and does not wait for them.
         Raises SnapshotterError or BlockIndexError when this layer cannot be served from the store."""
-        futures = [self._start(image, layer) for layer in dict.fromkeys((digest, *siblings))]
-        directory = futures[0].result()
-        self._store.add_image(directory, image)
-        return directory
+        while True:
+            futures = [self._start(image, layer) for layer in dict.fromkeys((digest, *siblings))]
+            try:
+                directory = futures[0].result()
+            except _KeptOut:  # it was being removed: now it may come
+                continue
+            self._store.add_image(directory, image)
+            return directory
+
+    @contextmanager
+    def kept_out(self, digest: Digest) -> Iterator[None]:
+        """The layer does not come in for the length of the block; whoever wants it meanwhile waits. Raises Precondition
+        when it is on its way already."""
+        future = Future[Path]()
+        with self._lock:
+            if digest in self._under_way:
+                raise Precondition(f"{digest} is on its way in: try again later")
+            self._under_way[digest] = future
+        try:
+            yield
+        finally:
+            self._end(digest, future)
+            future.set_exception(_KeptOut(f"{digest} was kept out"))
 
     def under_way(self) -> list[Digest]:
         """Layers that are being brought in."""

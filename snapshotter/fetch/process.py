@@ -6,6 +6,7 @@ the ring, a successor takes them up; layers open again when a read or a call nam
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import threading
@@ -20,8 +21,8 @@ from blockindex.errors import BlockIndexError
 from blockindex.model import BLOCK
 from snapshotter.blockstore import BlockStore, LayerFiles
 from snapshotter.config import Config
-from snapshotter.errors import SnapshotterError
-from snapshotter.fuse.abi import OUT_HEADER
+from snapshotter.errors import NotFound, Precondition, SnapshotterError
+from snapshotter.fuse.abi import OUT_HEADER, inval_entry
 from snapshotter.fuse.ring import Ring
 from snapshotter.model import BlobSource, Digest
 from snapshotter.registry import IndexDirectory, Registry, parse_reference
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0
 _PATIENCE_S = 15.0
+_FORGET_S = 3.0
+_FORGET_POLL_S = 0.02
 
 
 class FetchProcess:
@@ -60,6 +63,8 @@ class FetchProcess:
         self._open_blob = open_blob
         self._host_of = host_of
         self._store = BlockStore(Path(config.root))
+        for name in self._store.set_aside_before():  # by one that was killed while it removed the layer
+            self._forget(name)
         self._store.sweep()  # what a killed predecessor had staged: nobody else stages layers
         self._arrivals = Arrivals(self._store, indexes, open_blob, config.lazy.min_layer_kib << 10)
         # Guards additions to the two tables. Layers are opened under it, which takes up to seconds, so what is open
@@ -71,6 +76,7 @@ class FetchProcess:
             "ensure": self.ensure,
             "complete": self.complete,
             "release": self.release,
+            "remove": self.remove,
             "status": self.status,
         }
 
@@ -131,13 +137,17 @@ class FetchProcess:
         while True:
             time.sleep(_SWEEP_S)
             try:
-                for host in tuple(self._hosts.values()):
-                    host.tend()
-                before = time.monotonic() - self._config.fetch.read_timeout_s
-                for layer in tuple(self._layers.values()):
-                    layer.expire(before)
+                self._sweep_once()
             except Exception:  # without this thread readers would wait for ever
                 _log.exception("sweep.failed")
+
+    def _sweep_once(self) -> None:
+        """A function of its own, so that nothing holds the last layer between two sweeps: it may be removed."""
+        for host in tuple(self._hosts.values()):
+            host.tend()
+        before = time.monotonic() - self._config.fetch.read_timeout_s
+        for layer in tuple(self._layers.values()):
+            layer.expire(before)
 
     def _layer(self, name: str) -> LayerFetch:
         layer = self._layers.get(name)
@@ -199,6 +209,58 @@ class FetchProcess:
         if layer is not None:
             layer.stop_background()
 
+    def remove(self, request: Mapping[str, Any]) -> None:
+        """Delete a layer that nothing mounts and no snapshot uses; the service has made sure of both and keeps it so.
+        Raises Precondition, and leaves the layer as it was, when somebody turns out to use it all the same.
+
+        The block server closes its files when the kernel forgets the layer's inode, and the kernel does when it is
+        told to forget the name, unless the file is open somewhere. So what it has open shows whether that is so.
+        """
+        name, digest = request["name"], Digest(request["digest"])
+        with self._arrivals.kept_out(digest):
+            with self._lock:  # nobody opens the layer between these two
+                layer = self._layers.get(name)
+                if layer is not None and layer.waiting():
+                    raise Precondition(f"{name} is in use: readers wait for it")
+                aside = self._set_aside(name)
+                self._layers.pop(name, None)
+            if layer is not None:
+                layer.stop_background()
+            if not self._is_forgotten(name):
+                if aside is not None:
+                    self._store.put_back(aside)
+                raise Precondition(f"{name} is in use: the kernel still has its file open")
+            if aside is not None:
+                self._store.delete(aside)
+        _log.info("layer.removed layer=%s", digest)
+
+    def _set_aside(self, name: str) -> Path | None:
+        """None when it is gone: the call is made again after a process that was killed in the middle of it."""
+        try:
+            return self._store.set_aside(name)
+        except NotFound:
+            return None
+
+    def _is_forgotten(self, name: str) -> bool:
+        """Have the kernel forget the layer's file, and see whether the block server lets go of it."""
+        asides = f"{os.path.realpath(self._store.layers)}/.dead-{name}-"
+        give_up = time.monotonic() + _FORGET_S
+        while True:
+            self._forget(name)
+            if not _is_open_elsewhere(asides, Path(self._config.run) / "processes.json"):
+                return True
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(_FORGET_POLL_S)
+
+    def _forget(self, name: str) -> None:
+        """Have the kernel forget the name of a layer's file."""
+        try:
+            os.write(self._device, inval_entry(name.encode()))
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # it did not know it
+                raise SnapshotterError(f"{name}: the kernel refuses to forget it: {error}") from error
+
     def status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """What `bootseer status` shows of the layers."""
         layers = []
@@ -232,6 +294,18 @@ class FetchProcess:
             "waiting_readers": layer.waiting() if layer else 0,
             **asdict(layer.tally if layer else Tally()),
         }
+
+
+def _is_open_elsewhere(beginning: str, processes: Path) -> bool:
+    """Whether another process of this daemon has a file open whose path begins like this."""
+    pids = {int(row["pid"]) for row in json.loads(processes.read_text())} - {os.getpid(), 0}
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError):  # it has ended, or closed one while we looked
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.readlink(f"/proc/{pid}/fd/{number}").startswith(beginning):
+                        return True
+    return False
 
 
 def _looked_at(directory: Path) -> contextlib.closing[LayerFiles]:

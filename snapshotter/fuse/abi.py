@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 __all__ = [
+    "FORGET_ONE",
     "IN_HEADER",
     "NOTIFY_RESEND",
     "OUT_HEADER",
@@ -20,7 +21,9 @@ __all__ = [
     "attr_reply",
     "dirent",
     "entry_reply",
+    "forgotten",
     "init_reply",
+    "inval_entry",
     "open_reply",
     "statfs_reply",
 ]
@@ -41,6 +44,11 @@ UNIQUE_RESEND = 1 << 63
 NOTIFY_RESEND = OUT_HEADER.pack(OUT_HEADER.size, 7, 0)
 """Asks the kernel to queue every unanswered request again (Linux >= 6.9; older ones answer EINVAL)."""
 
+FORGET_ONE = struct.Struct("=QQ")
+"""nodeid, nlookup: one inode of a BATCH_FORGET, which has a u32 count and 4 bytes of padding before them."""
+
+_NOTIFY_INVAL_ENTRY = 3
+_INVAL_ENTRY = struct.Struct("=QII")  # parent, namelen, flags; the name and a zero follow
 _INIT_IN = struct.Struct("=IIIII")
 _INIT_OUT = struct.Struct("=IIIIHHIIHHII24x")
 _ATTR = struct.Struct("=6Q10I")
@@ -116,6 +124,19 @@ def attr_reply(node: int, size: int, directory: bool = False) -> bytes:
 def entry_reply(node: int, size: int) -> bytes:
     """Body of LOOKUP for a layer's file."""
     return _ENTRY_OUT.pack(node, 0, _VALID_S, _VALID_S, 0, 0) + _attr(node, size, False)
+
+
+def inval_entry(name: bytes) -> bytes:
+    """A notification, written to the connection like a reply: forget the name below the root. An inode that nothing
+    else holds goes with it (a FORGET follows). ENOENT: the kernel did not know the name."""
+    body = _INVAL_ENTRY.pack(ROOT_ID, len(name), 0) + name + b"\0"
+    return OUT_HEADER.pack(OUT_HEADER.size + len(body), _NOTIFY_INVAL_ENTRY, 0) + body
+
+
+def forgotten(body: bytes) -> list[int]:
+    """Node ids in the body of a BATCH_FORGET."""
+    (count,) = struct.unpack_from("=I", body)
+    return [FORGET_ONE.unpack_from(body, 8 + number * FORGET_ONE.size)[0] for number in range(count)]
 
 
 def open_reply() -> bytes:

@@ -119,7 +119,7 @@ class BlockServer:
             if opcode == Opcode.READ:
                 return self._read(slot, unique, node, fields[10], fields[11])
             if opcode in (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT):
-                self._forget(opcode, node)
+                self._forget(opcode, node, slot)
                 return True
             answer = self._answers.get(opcode)
             if answer is None:
@@ -163,10 +163,17 @@ class BlockServer:
                 raise OSError(errno.ENOENT, str(error)) from error
         return layer
 
-    def _forget(self, opcode: int, node: int) -> None:
-        """The kernel has dropped its inode: close the files (opened again on demand should it come back)."""
-        if opcode == Opcode.FORGET and node in self._layers:
-            self._layers.pop(node).close()
+    def _forget(self, opcode: int, node: int, slot: int) -> None:
+        """The kernel has dropped inodes: close their files (opened again on demand should one come back). Removing a
+        layer relies on it: see `layers.Layers.remove`."""
+        if opcode == Opcode.INTERRUPT:
+            return
+        nodes = [node]
+        if opcode == Opcode.BATCH_FORGET:
+            nodes = abi.forgotten(self._ring.body(slot, IN_HEADER.size, self._ring.request(slot)[0]))
+        for gone in nodes:
+            if gone in self._layers:
+                self._layers.pop(gone).close()
 
     # -- replies to rare requests: (node, slot) -> body --------------------------------------------------------------
 
@@ -180,6 +187,9 @@ class BlockServer:
         name = self._ring.body(slot, IN_HEADER.size, length).rstrip(b"\0").decode("ascii", "replace")
         if len(name) != 14 or any(digit not in "0123456789abcdef" for digit in name):
             raise OSError(errno.ENOENT, "not a layer")
+        known = self._layers.get(node_id(name))
+        if known is not None and not known.is_current(self._layers_dir / name):  # removed, its FORGET is still to come
+            self._layers.pop(node_id(name)).close()
         layer = self._layer(node_id(name))
         return abi.entry_reply(layer.node, layer.record.image_size)
 

@@ -9,7 +9,7 @@ import pytest
 from fake_provider import FakeProvider, digest
 
 from snapshotter.containerd.lazy import LazyLayers
-from snapshotter.errors import InvalidArgument, Transient
+from snapshotter.errors import InvalidArgument, Precondition, Transient
 from snapshotter.model import Digest, LayerRef, MountedLayer
 
 A = digest("a")
@@ -119,3 +119,28 @@ def test_a_failing_release_is_logged_only(tmp_path: Path, caplog: pytest.LogCapt
     layers.release_if_unused(A)
     layers.release_if_unused(A)
     assert caplog.text.count("OSError: busy") == 2
+
+
+def test_a_layer_in_use_is_not_kept_out_and_one_kept_out_is_waited_for(provider: FakeProvider) -> None:
+    layer = digest("a")
+    provider.add(layer, {})
+    used = [True]
+    layers = LazyLayers(provider, lambda digest: used[0])
+    ref = LayerRef("r.io/a:1", layer, (layer,))
+    with layers.mounted(ref), pytest.raises(Precondition, match="asking for it now"), layers.kept_out(layer):
+        pass
+    with pytest.raises(Precondition, match="by an image"), layers.kept_out(layer):
+        pass
+    used[0] = False
+    arrived = threading.Event()
+
+    def ask() -> None:
+        with layers.mounted(ref):
+            arrived.set()
+
+    thread = threading.Thread(target=ask)
+    with layers.kept_out(layer):
+        thread.start()
+        assert not arrived.wait(0.1)
+    thread.join(10)
+    assert arrived.is_set() and provider.ensured[layer] == 2

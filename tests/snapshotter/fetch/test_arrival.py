@@ -15,7 +15,7 @@ from blockindex.codec import decode_index
 from blockindex.errors import BlockIndexError
 from blockindex.model import BLOCK
 from snapshotter.blockstore import BlockStore, LayerFiles, LayerRecord, Staging, node_name
-from snapshotter.errors import NotFound, SnapshotterError, Transient
+from snapshotter.errors import NotFound, Precondition, SnapshotterError, Transient
 from snapshotter.fetch import arrival as arrival_module
 from snapshotter.fetch.arrival import Arrivals
 from snapshotter.model import Digest
@@ -329,3 +329,24 @@ def test_a_small_layer_is_brought_in_whole(tmp_path: Path, layers: list[Layer]) 
         assert present == [1, 0]
     finally:
         arrivals.close()
+
+
+def test_a_layer_kept_out_is_waited_for(bench: Bench, layers: list[Layer]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with bench.arrivals.kept_out(layers[0].digest):
+            waiting = pool.submit(bench.ensure, layers[0])
+            bench.ensure(layers[1], layers[0])  # a sibling of another is not waited for
+            assert not waiting.done() and node_name(layers[0].digest) not in bench.in_store()
+        assert waiting.result(PATIENCE_S).name == node_name(layers[0].digest)
+    assert bench.arrivals.under_way() == []
+
+
+def test_a_layer_on_its_way_in_is_not_kept_out(bench: Bench, layers: list[Layer]) -> None:
+    bench.indexes.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        arriving = pool.submit(bench.ensure, layers[0])
+        assert bench.indexes.asking.wait(PATIENCE_S)
+        with pytest.raises(Precondition, match="on its way in"), bench.arrivals.kept_out(layers[0].digest):
+            pass
+        bench.indexes.gate.set()
+        arriving.result(PATIENCE_S)

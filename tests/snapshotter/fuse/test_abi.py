@@ -53,3 +53,16 @@ def test_dirents_are_padded_to_eight_bytes() -> None:
     record = abi.dirent(5, 3, b"abc", directory=False)
     assert len(record) % 8 == 0
     assert struct.unpack_from("=QQII3s", record) == (5, 3, 3, 8, b"abc")
+
+
+def test_names_are_forgotten_as_the_kernel_wants_it_said() -> None:
+    """fuse_notify_inval_entry_out: parent, length without the zero, flags; unique 0, the code in the error's place."""
+    message = abi.inval_entry(b"0123456789abcd")
+    assert struct.unpack_from("=IiQQII", message) == (len(message), 3, 0, 1, 14, 0)
+    assert message[32:] == b"0123456789abcd\0"
+
+
+@pytest.mark.parametrize("nodes", [[], [7], [7, 1 << 63, 256]])
+def test_a_batch_of_forgets(nodes: list[int]) -> None:
+    body = struct.pack("=II", len(nodes), 0) + b"".join(struct.pack("=QQ", node, 3) for node in nodes)
+    assert abi.forgotten(body) == nodes

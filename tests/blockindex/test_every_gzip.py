@@ -3,6 +3,7 @@
 import gzip
 import random
 import shutil
+import struct
 import subprocess
 import zlib
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from blockindex.model import BLOCK
+from blockindex.gzipspans import GzipRun, GzipSource
+from blockindex.model import BLOCK, Span
+from blockindex.source import Point, Window
 from tests.blockindex.layers import archive, build, chunks, data_region, tool
 from tests.blockindex.test_decoder import check_layer, check_pieces, decode
 
@@ -141,3 +144,34 @@ def test_members_and_what_follows_the_last(join: str, tail: str) -> None:
     assert region == REGION and index.tar_size == len(TAR)
     assert max(index.spans.columns.blob_ends) <= len(blob) - len(TAILS[tail])
     check_layer(index, blob, REGION)
+
+
+def match(distance: int) -> bytes:
+    """A last deflate block with fixed codes: one match of length 3, then the end; whole bytes."""
+    code, base, extra = next((c, b, e) for c, b, e in ((29, 24577, 13), (28, 16385, 13), (0, 1, 0)) if distance >= b)
+    fields = [("1", ""), ("", "10"), ("0000001", ""), (f"{code:05b}", "")]  # final, type 1, length 3, distance
+    fields += [("", f"{distance - base:0{extra}b}"[::-1] if extra else ""), ("0000000", "")]
+    bits = "".join(huffman + number for huffman, number in fields)
+    bits += "0" * (-len(bits) % 8)
+    return bytes(int(bits[start : start + 8][::-1], 2) for start in range(0, len(bits), 8))
+
+
+@pytest.mark.parametrize("distance", [1, 16_385, 24_577, 32_767, 32_768])
+def test_the_window_at_its_edges(distance: int) -> None:
+    """A match right after a restart point, as far back as deflate can: the window's first byte, and its last."""
+    data = random.Random(distance).randbytes(32_768)
+    stored = b"\0" + struct.pack("<HH", 32_768, 0x7FFF) + data
+    end = (data[-distance:] + data[-distance:] * 2)[:3] if distance < 3 else data[len(data) - distance :][:3]
+    tar = data + end
+    blob = b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + stored + match(distance)
+    blob += struct.pack("<II", zlib.crc32(tar), len(tar))
+    assert gzip.decompress(blob) == tar
+    source = GzipSource(1)
+    events = [event for part in chunks(blob, 1000) for event in source.feed(part)]
+    source.finish()
+    point = [event for event in events if isinstance(event, Point)][-1]
+    (window,) = (event.data for event in events if isinstance(event, Window))
+    assert (point.raw, point.tar_start) == (True, 32_768)
+    assert window == (end if distance >= 3 else end[:1]) + bytes(distance - 3 if distance >= 3 else 0)
+    span = Span(point.blob_start, len(blob), point.bit, True, point.tar_start, 0, 0, window)
+    assert b"".join(GzipRun(span).feed(blob[point.blob_start :])) == end

@@ -11,8 +11,9 @@ import tracemalloc
 import pytest
 
 from blockindex.acl import checked_acl, with_mode
-from blockindex.erofs import walk
+from blockindex.erofs import build_metadata, walk
 from blockindex.errors import Corrupt, Unsupported
+from blockindex.filetable import FileTable
 from blockindex.layerpath import MAX_IMPLIED_PATH, MAX_PATH
 from blockindex.nodes import Attributes, Dir
 from blockindex.tar import TarReader
@@ -22,6 +23,7 @@ from tests.blockindex.tarcases import (
     ACL,
     CAPABILITY,
     END,
+    UUID,
     Layer,
     base256,
     file,
@@ -435,3 +437,21 @@ def test_removing_what_is_not_there_is_no_error() -> None:
     tree.remove([b"c"])
     tree.add_dir([b"c"], PLAIN)
     assert tree.root.children[b"c"].xattrs is None
+
+
+def test_memory_of_many_files() -> None:
+    """At most 900 bytes a file at the peak, when metadata are written (measured: 650): 500,000 files take 0.3 GB."""
+    count = 15_000
+    archive = b"".join(file(b"usr/d%d/name-of-a-file-%d" % (n // 300, n), b"x", mtime=n) for n in range(count)) + END
+    tracemalloc.start()
+    try:
+        reader = TarReader()
+        table = FileTable()
+        for start in range(0, len(archive), 1 << 16):
+            table.extend(reader.feed(memoryview(archive)[start : start + (1 << 16)]))
+        metadata = build_metadata(reader.finish(), reader.data_size, UUID)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(table) == count and len(metadata) < 120 * count
+    assert peak < 900 * count

@@ -61,6 +61,7 @@ def build_metadata(tree: Tree, data_size: int, uuid: bytes) -> bytes:
         MAGIC, 0, FEATURES_COMPAT, 12, 0, root_nid, len(plan.nids), 0, 0, blocks, 0, 0,
         uuid, b"", 0, 0, 0, 0, 0, 0, 0, 0, b"",
     )  # fmt: skip
+    del plan  # as large as the metadata, of which a copy comes now
     crc = checksum(bytes(out[:BLOCK]))
     out[CHECKSUM_OFFSET : CHECKSUM_OFFSET + 4] = crc.to_bytes(4, "little")
     return bytes(out)

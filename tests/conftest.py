@@ -93,12 +93,23 @@ def _processes(mark: str) -> Leaks:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted in _environment(entry).split(b"\0"):
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 found.add(f"{entry.name} {words[:120]}")
         except OSError:
             continue
     return found
+
+
+def _environment(process: Path) -> bytes:
+    """It is empty for a moment while a process executes another program: looked at again then."""
+    for _ in range(10):
+        environment = (process / "environ").read_bytes()
+        if environment:
+            return environment
+        os.readlink(process / "exe")  # OSError for a kernel thread or a zombie, which never have any
+        time.sleep(0.002)
+    return b""
 
 
 def _children() -> Leaks:

@@ -23,7 +23,7 @@ from scripts.rig.node import BOOTSEER
 __all__ = ["IndexFigures", "layers_of", "main", "table"]
 
 _LAYER_MAGICS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-_MIN_LAYER = 1 << 20
+_MIN_LAYER = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

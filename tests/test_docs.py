@@ -120,6 +120,7 @@ SITE = {
     "sudo bootseer cache ls",
     "sudo bootseer cache gc --max-size 20G --dry-run",
     "sudo bootseer cache gc --max-size 20G",
+    "sudo bootseer pull registry.example/app:1",
     "sudo bootseer lazy off",
     "sudo bootseer lazy on",
     "sudo bootseer unmount",
@@ -214,7 +215,9 @@ class Site:
         if argv[0] == BOOTSEER and argv[1] != "index":
             argv += ["--config", f"{self.root}/b.toml"]
         if argv[1:2] == ["doctor"]:
-            argv += ["--containerd-config", f"{self.root}/c.toml", "--containerd-address", f"{self.root}/c.sock"]
+            argv += ["--containerd-config", f"{self.root}/c.toml"]
+        if argv[1:2] in (["doctor"], ["pull"]):
+            argv += ["--containerd-address", f"{self.root}/c.sock"]
         if argv[:2] == ["ctr", "run"]:
             argv[2:2] = ["--cgroup", ""]  # a parent group named after the namespace would stay on the machine
         if argv[1:2] == ["serve"]:
@@ -283,6 +286,7 @@ def test_the_session_of_the_readme(site: Site) -> None:
     _fields_are_documented(json.loads(site.run("sudo bootseer status --json")))
     checks = site.run("sudo bootseer doctor --image registry.example/app:1")
     assert "containerd runs it as bootseer" in checks and checks.count("-index ") == 3
+    assert "3 layers by bootseer" in site.run("sudo bootseer pull registry.example/app:1")
     assert "3 layers take" in site.run("sudo bootseer cache ls")
     assert site.run("sudo bootseer cache gc --max-size 20G --dry-run") == "nothing to remove\n"
     assert site.run("sudo bootseer cache gc --max-size 20G") == "nothing to remove\n"

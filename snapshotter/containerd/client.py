@@ -1,24 +1,50 @@
-"""containerd as its clients see it: what it is, and which plugins it runs. Reads only.
+"""containerd as its clients see it: what it is, its snapshotters, its content, its images.
 
-Calls end within their time-out; errors come out as those of `snapshotter.errors`. Knows nothing of our own service.
+Calls end within their time-out; errors come out as those of `snapshotter.errors`. Knows nothing of our own service, nor
+of what an image is: callers say which blobs refer to which (labels) and in which order things are made.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 from google.protobuf.empty_pb2 import Empty
+from google.protobuf.field_mask_pb2 import FieldMask
 
-from proto import introspection_pb2, introspection_pb2_grpc, version_pb2_grpc
-from snapshotter.errors import Denied, SnapshotterError, Transient
+from proto import (
+    content_pb2,
+    content_pb2_grpc,
+    images_pb2,
+    images_pb2_grpc,
+    introspection_pb2,
+    introspection_pb2_grpc,
+    leases_pb2,
+    leases_pb2_grpc,
+    snapshots_pb2,
+    snapshots_pb2_grpc,
+    version_pb2_grpc,
+)
+from snapshotter.errors import AlreadyExists, Denied, NotFound, SnapshotterError, Transient
+from snapshotter.model import Digest
 
-__all__ = ["DEFAULT_ADDRESS", "Containerd", "Plugin"]
+__all__ = ["DEFAULT_ADDRESS", "Containerd", "Plugin", "Session"]
 
 DEFAULT_ADDRESS = Path("/run/containerd/containerd.sock")
 
 _SNAPSHOTTER = "io.containerd.snapshotter.v1"
+_LEASE_S = 24 * 3600  # what a killed client's lease protects for; containerd's own clients use the same
+_CODES: Mapping[grpc.StatusCode, type[SnapshotterError]] = {
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.UNAVAILABLE: Transient,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Transient,
+    grpc.StatusCode.PERMISSION_DENIED: Denied,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +59,7 @@ class Plugin:
 
 
 class Containerd:
-    """One containerd, by its socket. Connects for each call."""
+    """One containerd, by its socket. Connects for each call, and for each session."""
 
     def __init__(self, address: Path, timeout_s: float = 5.0) -> None:
         self._address = address
@@ -61,16 +87,104 @@ class Containerd:
         ]
 
     @contextmanager
+    def session(self, namespace: str) -> Iterator["Session"]:
+        """Work in a namespace under a lease: what is made in the block is not collected before its end."""
+        lease = f"bootseer-{secrets.token_hex(8)}"
+        expire = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + _LEASE_S))
+        metadata = (("containerd-namespace", namespace),)
+        with self._channel() as channel:
+            leases = leases_pb2_grpc.LeasesStub(channel)  # type: ignore[no-untyped-call]  # generated
+            request = leases_pb2.CreateRequest(id=lease, labels={"containerd.io/gc.expire": expire})
+            leases.Create(request, metadata=metadata, timeout=self._timeout_s)
+            try:
+                yield Session(channel, (*metadata, ("containerd-lease", lease)), self._timeout_s)
+            finally:
+                leases.Delete(leases_pb2.DeleteRequest(id=lease), metadata=metadata, timeout=self._timeout_s)
+
+    @contextmanager
     def _channel(self) -> Iterator[grpc.Channel]:
-        """A connection for one call; its errors as ours."""
+        """A connection; errors of its calls as ours."""
         if not self._address.exists():
             raise Transient(f"{self._address}: there is no such socket")
+        with _translated(str(self._address)), grpc.insecure_channel(f"unix://{self._address}") as channel:
+            yield channel
+
+
+class Session:
+    """The calls of one client in one namespace, under one lease."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], timeout_s: float) -> None:
+        self._metadata = metadata
+        self._timeout_s = timeout_s
+        self._content = content_pb2_grpc.ContentStub(channel)  # type: ignore[no-untyped-call]  # generated
+        self._images = images_pb2_grpc.ImagesStub(channel)  # type: ignore[no-untyped-call]  # generated
+        self._snapshots = snapshots_pb2_grpc.SnapshotsStub(channel)  # type: ignore[no-untyped-call]  # generated
+
+    def put_blob(self, digest: Digest, body: bytes, labels: Mapping[str, str]) -> None:
+        """Have the blob in the content store, with these labels beside those it has."""
+        request = content_pb2.WriteContentRequest(
+            action=content_pb2.COMMIT,
+            ref=f"bootseer-{digest}",
+            total=len(body),
+            expected=digest,
+            data=body,
+            labels=labels,
+        )
         try:
-            with grpc.insecure_channel(f"unix://{self._address}") as channel:
-                yield channel
-        except grpc.RpcError as error:
-            code, details = error.code(), error.details()
-            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                kind: type[SnapshotterError] = Denied if "ermission denied" in str(details) else Transient
-                raise kind(f"{self._address}: {details}") from error
-            raise SnapshotterError(f"{self._address}: {code.name}: {details}") from error
+            with _translated(f"content {digest}"):
+                for _ in self._content.Write(iter([request]), metadata=self._metadata, timeout=self._timeout_s):
+                    pass
+        except AlreadyExists:
+            info = content_pb2.Info(digest=digest, labels=labels)
+            mask = FieldMask(paths=[f"labels.{key}" for key in labels])
+            update = content_pb2.UpdateRequest(info=info, update_mask=mask)
+            with _translated(f"content {digest}"):
+                self._content.Update(update, metadata=self._metadata, timeout=self._timeout_s)
+
+    def put_image(self, name: str, media_type: str, digest: Digest, size: int) -> None:
+        """Have the name stand for the blob."""
+        target = images_pb2.Descriptor(media_type=media_type, digest=digest, size=size)
+        image = images_pb2.Image(name=name, target=target)
+        try:
+            with _translated(f"image {name}"):
+                request = images_pb2.CreateImageRequest(image=image)
+                self._images.Create(request, metadata=self._metadata, timeout=self._timeout_s)
+        except AlreadyExists:
+            update = images_pb2.UpdateImageRequest(image=image, update_mask=FieldMask(paths=["target"]))
+            with _translated(f"image {name}"):
+                self._images.Update(update, metadata=self._metadata, timeout=self._timeout_s)
+
+    def has_snapshot(self, snapshotter: str, name: str) -> bool:
+        """Whether there is one; containerd then puts it under the lease."""
+        request = snapshots_pb2.StatSnapshotRequest(snapshotter=snapshotter, key=name)
+        try:
+            with _translated(f"snapshot {name}"):
+                self._snapshots.Stat(request, metadata=self._metadata, timeout=self._timeout_s)
+                return True
+        except NotFound:
+            return False
+
+    def prepare(self, snapshotter: str, key: str, parent: str, labels: Mapping[str, str]) -> bool:
+        """Prepare a layer as an unpacker does, and wait as long as the snapshotter takes. True when it says that the
+        layer is there; False when it wants it unpacked: the key is then removed again."""
+        request = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key, parent=parent, labels=labels)
+        try:
+            with _translated(f"snapshot {key}"):
+                self._snapshots.Prepare(request, metadata=self._metadata)
+        except AlreadyExists:
+            return True
+        with _translated(f"snapshot {key}"):
+            remove = snapshots_pb2.RemoveSnapshotRequest(snapshotter=snapshotter, key=key)
+            self._snapshots.Remove(remove, metadata=self._metadata, timeout=self._timeout_s)
+        return False
+
+
+@contextmanager
+def _translated(where: str) -> Iterator[None]:
+    """Errors of gRPC as ours, by the status code."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        code, details = error.code(), json.dumps(error.details()).strip('"')
+        kind = Denied if "ermission denied" in details else _CODES.get(code, SnapshotterError)
+        raise kind(f"{where}: {details if kind is not SnapshotterError else f'{code.name}: {details}'}") from error

@@ -20,7 +20,7 @@ _PRIVATE = ("layers", "m", "s")
 
 _ORDINARY_FIXES = {
     "no-labels": "pull with a client that passes image labels: for containerd's own see the labels-* lines;"
-    " `ctr images pull` of containerd 1.x cannot, use `ctr-remote images rpull --snapshotter NAME`",
+    " `ctr images pull` of containerd 1.x cannot, use `bootseer pull REF` or `ctr-remote images rpull`",
     "bad-labels": "the client passed image labels that are not understood: see layer.fallback in the daemon's log",
     "switched-off": "bootseer lazy on",
     "excluded": "change exclude in [lazy], if that image is to be lazy",

@@ -8,12 +8,13 @@ from snapshotter.registry.blob import BlobStream, RegistryBlob
 from snapshotter.registry.client import Registry
 from snapshotter.registry.indexdir import IndexDirectory
 from snapshotter.registry.local import FileBlob, OciLayout
-from snapshotter.registry.manifest import Descriptor, Manifest, Platform, host_platform, parse_platform
+from snapshotter.registry.manifest import Descriptor, Document, Manifest, Platform, host_platform, parse_platform
 from snapshotter.registry.reference import ImageRef, parse_digest, parse_reference
 
 __all__ = [
     "BlobStream",
     "Descriptor",
+    "Document",
     "FileBlob",
     "ImageRef",
     "IndexDirectory",

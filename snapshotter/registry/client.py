@@ -19,7 +19,16 @@ from snapshotter.registry.blob import RegistryBlob
 from snapshotter.registry.credentials import DockerConfig, docker_config_path
 from snapshotter.registry.endpoint import Endpoint
 from snapshotter.registry.hosts import Hosts
-from snapshotter.registry.manifest import ACCEPT, Manifest, Platform, choose, host_platform, parse_manifest
+from snapshotter.registry.manifest import (
+    ACCEPT,
+    Document,
+    Manifest,
+    Platform,
+    choose,
+    document_type,
+    host_platform,
+    parse_manifest,
+)
 from snapshotter.registry.reference import ImageRef, parse_digest, parse_reference
 from snapshotter.registry.standing import Standing
 from snapshotter.registry.transport import Reply, Transport
@@ -53,15 +62,22 @@ class Registry:
 
     def resolve(self, ref: str, platform: Platform | None = None) -> Manifest:
         """The manifest of `ref` for `platform` (this machine's by default), its bytes checked against its digest."""
+        return self.documents(ref, platform)[0]
+
+    def documents(self, ref: str, platform: Platform | None = None) -> tuple[Manifest, tuple[Document, ...]]:
+        """The same, with the documents as they came: the image index that `ref` names, if it is one, those below it
+        that lead to the manifest, and the manifest's own last."""
         image = parse_reference(ref)
         wanted = platform or host_platform()
         target: str = image.target
+        came: list[Document] = []
         for _ in range(_INDEX_DEPTH):
             what = f"manifest {target} of {image.host}/{image.repository}"
             digest, body = self._manifest(image, target, what)
             parsed = parse_manifest(body, digest, what)
+            came.append(Document(document_type(body), digest, body))
             if isinstance(parsed, Manifest):
-                return parsed
+                return parsed, tuple(came)
             target = choose(parsed, wanted, what).digest
         raise InvalidArgument(f"{image}: image indexes nested deeper than {_INDEX_DEPTH}")
 

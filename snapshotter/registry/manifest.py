@@ -17,9 +17,11 @@ from snapshotter.registry.reference import parse_digest
 __all__ = [
     "ACCEPT",
     "Descriptor",
+    "Document",
     "Manifest",
     "Platform",
     "choose",
+    "document_type",
     "host_platform",
     "parse_manifest",
     "parse_platform",
@@ -84,6 +86,22 @@ class Manifest:
     media_type: str
     config: Descriptor
     layers: tuple[Descriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A manifest or an image index as it came."""
+
+    media_type: str
+    digest: Digest
+    body: bytes
+
+
+def document_type(body: bytes) -> str:
+    """The media type of a document that `parse_manifest` has accepted: its own word, else OCI's for what it is."""
+    document = json.loads(body)
+    kind = "index" if isinstance(document.get("manifests"), list) else "manifest"
+    return str(document.get("mediaType") or f"application/vnd.oci.image.{kind}.v1+json")
 
 
 def host_platform() -> Platform:

@@ -230,6 +230,18 @@ def test_implied_directories_must_have_paths_that_can_be_looked_up() -> None:
         list(tree_of(b"d/" + fits).implied_dirs())
 
 
+def test_implied_directories_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short entries below a symlink into a deep directory make long paths out of nothing."""
+    tree = Tree()
+    tree.add_symlink([b"s"], PLAIN, b"/".join([b"d" * 250] * 14))
+    for number in range(40):
+        tree.add_file([b"s", b"%d" % number, b"f"], PLAIN, 0, 0)
+    assert sum(map(len, tree.implied_dirs())) > 140_000
+    monkeypatch.setattr("blockindex.tree._MAX_IMPLIED_BYTES", 140_000)
+    with pytest.raises(Unsupported, match="too long to look up"):
+        list(tree.implied_dirs())
+
+
 def test_implied_directories_take_no_more_memory_than_their_paths() -> None:
     """A deep directory of many: the walk must not hold a path for each."""
     tree = Tree()

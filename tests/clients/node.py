@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.rig.errors import RigError
 from scripts.rig.link import CHECKOUT
 from scripts.rig.namespace import inside_network, mount_namespace, network_namespace
-from scripts.rig.oci import TAG, Layout
 from scripts.rig.process import end, kill_tree, marked, run, spawn, tail, wait_for, wait_for_socket
 from scripts.rig.workspace import Workspace, mounts_below
 
@@ -80,6 +80,7 @@ class Node:
             "NERDCTL_TOML": f"{self.home}/nerdctl.toml",
         }
         self.cgroup = f"bootseer-test-{os.getpid()}"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._closing = ExitStack()
         self._closing.callback(self._remove_cgroups)
         try:
@@ -92,7 +93,7 @@ class Node:
             (self.home / "b.toml").write_text(_DAEMON.format(home=self.home, indexes=indexes))
             (self.home / "nerdctl.toml").write_text(_NERDCTL.format(home=self.home))
             self._closing.callback(self._unmount_layers)
-            self._start("bootseer", [str(BOOTSEER), "serve", "--config", f"{self.home}/b.toml"], "r/bootseer.sock")
+            self._start("bootseer")
             self._start_containerd(containerd, configuration, cri)
         except BaseException:
             self.close()
@@ -100,14 +101,15 @@ class Node:
 
     def run(self, *argv: str, timeout_s: float = 120) -> str:
         """What a command prints on the node; RigError with the logs when it fails."""
-        return run(self._namespace.command(argv), self._env, f"{argv[0]}\n{self.logs()}", timeout_s)
+        try:
+            return run(self._namespace.command(argv), self._env, f"running {argv[0]}", timeout_s)
+        except RigError as error:
+            raise RigError(f"{error}\n{self.logs()}") from None
 
-    def push(self, layout: Layout, name: str) -> str:
-        """Push an image, and return its reference."""
-        reference = f"{REGISTRY}/{name}"
+    def push(self, layout: Path, name: str) -> None:
+        """Push the image of an OCI layout."""
         options = ["--insecure-policy", "copy", "--quiet", "--preserve-digests", "--dest-tls-verify=false"]
-        self.run("skopeo", *options, f"oci:{layout.path}:{TAG}", f"docker://{reference}")
-        return reference
+        self.run("skopeo", *options, f"oci:{layout}", f"docker://{REGISTRY}/{name}")
 
     def status(self) -> dict[str, Any]:
         """What `bootseer status --json` says."""
@@ -128,8 +130,13 @@ class Node:
     def leftovers(self) -> list[str]:
         """Snapshot directories, and mounts of layers and containers."""
         directories = [str(path) for path in (self.home / "b" / "s").iterdir()]
-        mounts = [point for point in mounts_below(self.home, self._namespace.pid) if not point.endswith("/r/fuse")]
+        mounts = mounts_below(self.home, self._namespace.pid)
         return directories + [point for point in mounts if "/b/m/" in point or "rootfs" in point]
+
+    def restart(self, name: str) -> None:
+        """End "bootseer" or "containerd" with SIGTERM and start it again; containers keep running."""
+        end(self._processes[name], grace_s=15)
+        self._start(name)
 
     def logs(self) -> str:
         """The ends of the logs of daemon and containerd."""
@@ -162,21 +169,28 @@ class Node:
     def _start_containerd(self, containerd: Containerd, configuration: str, cri: bool) -> None:
         disabled = json.dumps(_UNUSED + ([] if cri else _CRI))
         text = _CONTAINERD.format(version=containerd.config_version, home=self.home, disabled=disabled)
-        (self.home / "c.toml").write_text(
-            text + configuration.replace("/run/bootseer/bootseer.sock", f"{self.home}/r/bootseer.sock")
-        )
-        self._start("containerd", ["containerd", "--config", f"{self.home}/c.toml"], "c.sock")
+        for there, here in (("/run/bootseer/", f"{self.home}/r/"), ("/var/lib/bootseer", f"{self.home}/b")):
+            configuration = configuration.replace(there, here)
+        (self.home / "c.toml").write_text(text + configuration)
+        self._start("containerd")
         self._closing.callback(self._end_containers)
         self.run("ctr", "version")
 
-    def _start(self, name: str, argv: Sequence[str], socket_name: str) -> None:
-        process = self._spawn(name, argv)
-        wait_for_socket(self.home / socket_name, process, f"starting {name}\n{self.logs()}")
+    def _start(self, name: str) -> None:
+        argv, socket_name = {
+            "bootseer": ([str(BOOTSEER), "serve", "--config", f"{self.home}/b.toml"], "r/bootseer.sock"),
+            "containerd": (["containerd", "--config", f"{self.home}/c.toml"], "c.sock"),
+        }[name]
+        self._processes[name] = self._spawn(name, argv)
+        try:
+            wait_for_socket(self.home / socket_name, self._processes[name], f"starting {name}")
+        except RigError as error:
+            raise RigError(f"{error}\n{self.logs()}") from None
 
     def _spawn(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        with (self.home / f"{name}.log").open("wb") as log:
+        with (self.home / f"{name}.log").open("ab") as log:
             process = spawn(self._namespace.command(argv), self._env, stdout=log, stderr=log)
-        self._closing.callback(end, process, 10)
+        self._closing.callback(end, process, 15)
         return process
 
     def _unmount_layers(self) -> None:

@@ -8,8 +8,9 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,8 @@ from tests.clients.cases import CASES, INCOMPLETE, Case
 from tests.clients.conftest import Cells, Images
 from tests.clients.document import configuration
 from tests.clients.node import REGISTRY, Containerd, Node
+from tests.snapshotter.daemon import drop_caches
+from tests.snapshotter.images import gzip_layer, write_layout
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]  # the first time the clients are built
 
@@ -50,21 +53,47 @@ def test_without_a_part_of_the_configuration(case: Case, containerds: Mapping[st
     assert _try(case, containerds[case.containerd], images) == case.outcome
 
 
+def test_a_pod_outlives_daemon_and_containerd(containerds: Mapping[str, Containerd], images: Images) -> None:
+    case = next(case for case in CASES if case.client == "crictl" and case.containerd == "2.4")
+    with _node(case, containerds["2.4"], images) as node:
+        pod = Pod(node)
+        node.run(*_words(case.command, node))
+        container = pod.start("/bin/busybox", "sleep", "1000")
+        for service in ("bootseer", "containerd"):
+            node.restart(service)
+            drop_caches()
+            _until(lambda: "CONTAINER_RUNNING" in _said(node, "crictl", "inspect", container))
+            assert _READY in node.run("crictl", "exec", container, "/bin/app")
+        assert f'"mountpoint": "{node.home}/b"' in node.run("crictl", "imagefsinfo")
+        pod.remove()
+        _until(lambda: _clean(node, case.plugin))
+
+
+def test_an_image_of_130_layers(containerds: Mapping[str, Containerd], images: Images, tmp_path: Path) -> None:
+    """Longer mount options than a page, were it not for short paths; no layer but the first describes directories."""
+    base = images.app.path / "blobs" / "sha256" / images.app.layers[0].removeprefix("sha256:")
+    tops = [gzip_layer({f"d/{n % 7}/{n}": b"%d" % n, "d/last": b"%d" % n}) for n in range(1, 130)]
+    write_layout(tmp_path / "many", [base.read_bytes(), *tops])
+    case = next(case for case in CASES if case.client == "ctr-remote" and case.containerd == "2.4")
+    with _node(case, containerds["2.4"], images) as node:
+        node.push(tmp_path / "many", "app:1")
+        node.run(*_words(case.command, node))
+        assert node.status()["prepares"]["lazy"] == 130
+        shell = "cat /d/last; echo; for each in /d/*/*; do cat $each >/dev/null || exit; done; ls -d /d/*/* | wc -l"
+        run = ["ctr", "run", "--cgroup", "", "--rm", "--snapshotter", "bootseer", _IMAGE, "app"]
+        assert node.run(*run, "/bin/sh", "-c", shell).split() == ["129", "129"]
+        node.run("ctr", "images", "rm", "--sync", _IMAGE)
+        _until(lambda: _clean(node, case.plugin))
+
+
 def _try(case: Case, containerd: Containerd, images: Images) -> str:
     """Pull, run and remove on a new node; returns what the pull was."""
     if shutil.which(case.client, path=containerd.path) is None:
         assert case.client == "nerdctl", f"{case.client} is missing"
-        pytest.skip("nerdctl is not installed, and cannot be built from a Go module that is to be had here")
+        pytest.skip("nerdctl is not installed, and its Go module is not to be had here")
     cri = case.client == "crictl"
-    with (
-        Workspace() as workspace,
-        closing(Node(workspace, containerd, _configuration(case, cri), images.indexes, cri)) as node,
-    ):
-        node.push(images.app, "app:1")
-        layers = set(images.app.layers)
-        if cri:
-            node.push(images.pause, "pause:1")
-            layers |= set(images.pause.layers)
+    layers = {*images.app.layers, *(images.pause.layers if cri else ())}
+    with _node(case, containerd, images) as node:
         try:
             printed, outcome = (_pod if cri else _container)(node, case, layers)
         except RigError as error:
@@ -72,9 +101,25 @@ def _try(case: Case, containerd: Containerd, images: Images) -> str:
                 return "fails"
             raise
         assert _READY in printed
-        _until(lambda: node.snapshots(case.plugin) == [] and node.leftovers() == [])
-        assert [layer["mount"] for layer in node.status()["layers"] if layer["mount"]] == []
+        _until(lambda: _clean(node, case.plugin))
         return outcome
+
+
+@contextmanager
+def _node(case: Case, containerd: Containerd, images: Images) -> Iterator[Node]:
+    """A node with the case's configuration, and both images in its registry."""
+    cri = case.client == "crictl"
+    configuration = _configuration(case, cri)
+    with Workspace() as workspace, closing(Node(workspace, containerd, configuration, images.indexes, cri)) as node:
+        node.push(images.app.path, "app:1")
+        node.push(images.pause.path, "pause:1")
+        yield node
+
+
+def _clean(node: Node, plugin: str) -> bool:
+    """Whether nothing is left of images and containers but the block store."""
+    mounted = any(layer["mount"] for layer in node.status()["layers"])
+    return not mounted and node.snapshots(plugin) == [] and node.leftovers() == []
 
 
 def _configuration(case: Case, cri: bool) -> str:
@@ -107,25 +152,52 @@ def _container(node: Node, case: Case, layers: set[str]) -> tuple[str, str]:
 
 def _pod(node: Node, case: Case, layers: set[str]) -> tuple[str, str]:
     """A pod on the host's network and a container in it, as the kubelet makes them; then all is removed."""
-    pod = {
-        "metadata": {"name": "pod", "namespace": "default", "uid": "1", "attempt": 1},
-        "log_directory": f"{node.home}/logs",
-        "linux": {"cgroup_parent": f"/{node.cgroup}", "security_context": {"namespace_options": {"network": 2}}},
-    }
-    container = {"metadata": {"name": "app"}, "image": {"image": _IMAGE}, "log_path": "app.log", "linux": {}}
-    files = node.home / "pod.json", node.home / "container.json"
-    files[0].write_text(json.dumps(pod))
-    files[1].write_text(json.dumps(container))
-    pod_id = node.run("crictl", "runp", str(files[0])).strip()
+    pod = Pod(node)
     node.run(*_words(case.command, node))
     outcome = _outcome(node, layers)
-    container_id = node.run("crictl", "create", pod_id, str(files[1]), str(files[0])).strip()
-    node.run("crictl", "start", container_id)
-    _until(lambda: '"CONTAINER_EXITED"' in node.run("crictl", "inspect", container_id))
-    printed = node.run("crictl", "logs", container_id)
-    node.run("crictl", "rmp", "--force", pod_id)
-    node.run("crictl", "rmi", "--all")
+    container = pod.start()
+    _until(lambda: '"CONTAINER_EXITED"' in node.run("crictl", "inspect", container))
+    printed = node.run("crictl", "logs", container)
+    pod.remove()
     return printed, outcome
+
+
+class Pod:
+    """A pod of its own on the node's network."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._config = node.home / "pod.json"
+        network = {"namespace_options": {"network": 2}}
+        config = {
+            "metadata": {"name": "pod", "namespace": "default", "uid": "1", "attempt": 1},
+            "log_directory": f"{node.home}/logs",
+            "linux": {"cgroup_parent": f"/{node.cgroup}", "security_context": network},
+        }
+        self._config.write_text(json.dumps(config))
+        self._id = node.run("crictl", "runp", str(self._config)).strip()
+
+    def start(self, *command: str) -> str:
+        """Start a container of the image (its own command by default), and return its name."""
+        config = {"metadata": {"name": "app"}, "image": {"image": _IMAGE}, "command": command, "log_path": "app.log"}
+        path = self._node.home / "container.json"
+        path.write_text(json.dumps({**config, "linux": {}}))
+        name = self._node.run("crictl", "create", self._id, str(path), str(self._config)).strip()
+        self._node.run("crictl", "start", name)
+        return name
+
+    def remove(self) -> None:
+        """Remove the pod with its containers, and all images."""
+        self._node.run("crictl", "rmp", "--force", self._id)
+        self._node.run("crictl", "rmi", "--all")
+
+
+def _said(node: Node, *argv: str) -> str:
+    """What a command prints; nothing while it fails."""
+    try:
+        return node.run(*argv)
+    except RigError:
+        return ""
 
 
 def _words(command: str, node: Node) -> list[str]:

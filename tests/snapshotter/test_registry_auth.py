@@ -22,7 +22,7 @@ from snapshotter.registry.credentials import Credential
 from snapshotter.registry.endpoint import Endpoint
 from snapshotter.registry.tokens import Token, fetch_token
 from snapshotter.registry.transport import Transport
-from tests.snapshotter.rangeserver import Action, RangeServer, Request, Status, redirect
+from tests.snapshotter.rangeserver import Action, RangeServer, Request, Status, TokenGate, redirect
 
 PASSWORD, IDENTITY = "s3cr:t", "id-s3cret-token"
 CONFIG = RegistryConfig(connect_timeout_s=2.0, read_timeout_s=2.0, hosts_dir="")
@@ -213,6 +213,12 @@ def test_identity_token_that_is_replaced(login: Callable[..., RegistryConfig]) -
         clock[0] = 40.0
         with pytest.raises(Denied, match="identity token is not accepted; log in again"):
             client.resolve(f"{server.host}/app:1")
+        seen = len(tokens.asked)
+        with pytest.raises(Denied):
+            client.resolve(f"{server.host}/app:1")
+        assert [fields["refresh_token"] for _, fields, _ in tokens.asked[seen:]] == [[IDENTITY]], (
+            "the lost one is forgotten"
+        )
 
 
 def test_redirected_token_form_is_not_sent_on(login: Callable[..., RegistryConfig]) -> None:
@@ -295,6 +301,17 @@ def test_after_a_login_the_next_token_is_not_anonymous(login: Callable[..., Regi
             client.resolve(f"{server.host}/app:1")
         login(server.host)
         client.resolve(f"{server.host}/app:1")
+
+
+def test_a_refusal_after_a_redirect_costs_no_login(login: Callable[..., RegistryConfig]) -> None:
+    """It is the storage's, which knows nothing of our token: a fresh one would not help."""
+    with RangeServer({}, lambda request: Status(403)) as storage:
+        gate = TokenGate(lambda request: redirect(f"{storage.url}/signed"))
+        with RangeServer({}, gate) as server, registry(login(server.host)) as client:
+            gate.realm = f"{server.url}/token"
+            with pytest.raises(Denied, match="403"):
+                client.resolve(f"{server.host}/app:1")
+            assert gate.issued == len(storage.requests) == 1
 
 
 # --- secrets

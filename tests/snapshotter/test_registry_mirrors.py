@@ -125,6 +125,14 @@ def test_a_mirror_that_breaks_off_is_left_for_a_while(site: Site) -> None:
     assert site.counts() == [1, 1, 0]
 
 
+def test_a_mirror_with_another_manifest_is_left_for_a_while(site: Site) -> None:
+    site.first.blobs[f"/v2/app/manifests/{MANIFEST_DIGEST}"] = MANIFEST + b" "
+    with pytest.raises(Transient, match=f"at {site.first.host}: what came has the digest"):
+        site.registry.resolve(f"r.test/app@{MANIFEST_DIGEST}")
+    assert site.registry.resolve(f"r.test/app@{MANIFEST_DIGEST}").digest == MANIFEST_DIGEST
+    assert site.counts() == [1, 1, 0]
+
+
 def test_capabilities(site: Site) -> None:
     site.configure('capabilities = ["pull"]', 'capabilities = ["push", "resolve"]')
     assert site.registry.resolve("r.test/app:1").digest == MANIFEST_DIGEST

@@ -76,7 +76,7 @@ def test_names_are_checked_unless_skip_verify(authority: Authority, certs_d: Pat
         assert read(certs_d, server.host) == DATA
 
 
-def test_client_certificate(authority: Authority, certs_d: Path) -> None:
+def test_client_certificate(authority: Authority, certs_d: Path, tmp_path: Path) -> None:
     certificate, key = authority.client("node")
     with RangeServer({PATH: DATA}, tls=authority.server("127.0.0.1", ask_client=True)) as server:
         text = f'server = "{server.url}"\nca = "{authority.ca}"\n'
@@ -89,6 +89,9 @@ def test_client_certificate(authority: Authority, certs_d: Path) -> None:
         for form in forms:
             write_hosts(certs_d, server.host, f"{text}client = {form}\n")
             assert read(certs_d, server.host) == DATA, form
+        other = Authority(tmp_path, "another").client("other")
+        write_hosts(certs_d, server.host, f'{text}client = ["both.pem", ["{other[0]}", "{other[1]}"]]\n')
+        assert read(certs_d, server.host) == DATA, "the first of two"
         write_hosts(certs_d, server.host, f'{text}client = [["{certificate}", "{authority.ca}"]]\n')
         with pytest.raises(Precondition, match=r"node\.cert with .* cannot be used as a client certificate"):
             read(certs_d, server.host)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -73,10 +74,10 @@ def layer() -> Layer:
     return make_layer(files=8, size=256 << 10)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, layer: Layer) -> Iterator[Daemon]:
+@pytest.fixture(params=["loop"])
+def daemon(tmp_path: Path, layer: Layer, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     write_index(tmp_path / "indexes", layer)
-    toml = f'[index]\nurl = "{tmp_path}/indexes"\n[fetch]\nbackground = false\n'
+    toml = f'[index]\nurl = "{tmp_path}/indexes"\n[fetch]\nbackground = false\n[mount]\nattach = "{request.param}"\n'
     with origin(layer, make_layer(2, 5000, seed=7)) as registry, Daemon(tmp_path, registry, toml) as made:
         yield made
 
@@ -123,6 +124,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("daemon", ["loop", "file"], indirect=True)
 def test_remove_and_pull_again(daemon: Daemon, layer: Layer, capsys: Out) -> None:
     """Twice; the second time by another index, whose metadata must not be mixed up with the first's."""
     for span_size in (1 << 17, 1 << 19):
@@ -169,14 +171,21 @@ def test_gc_by_age(daemon: Daemon, layer: Layer, capsys: Out) -> None:
 
 
 @pytest.mark.system
-def test_a_container_that_outlives_its_snapshot_keeps_its_layer(daemon: Daemon, layer: Layer, capsys: Out) -> None:
-    """Somebody has a file of the layer open when the image is removed: the mount goes, the loop device stays."""
+@pytest.mark.parametrize(
+    ("daemon", "words"),
+    [("loop", "a container still runs with it"), ("file", "the kernel still has its file open")],
+    indirect=["daemon"],
+)
+def test_a_container_that_outlives_its_snapshot_keeps_its_layer(
+    daemon: Daemon, layer: Layer, words: str, capsys: Out
+) -> None:
+    """Somebody has a file of the layer open when the image is removed: the mount goes, its file stays open."""
     mount = daemon.prepare(layer)
     with (mount / "f0001").open("rb") as file:
         forget_image(daemon)
         assert not mount.exists()
         assert main(["cache", "rm", layer.digest, *where(daemon)]) == 1
-        assert "a container still runs with it" in capsys.readouterr().err
+        assert words in capsys.readouterr().err
         assert file.read() == layer.contents["f0001"], "also blocks that had to be fetched"
     assert main(["cache", "rm", layer.digest, *where(daemon)]) == 0
 
@@ -236,6 +245,45 @@ def test_what_a_killed_fetch_process_had_set_aside_is_forgotten(daemon: Daemon, 
     write_index(daemon.home / "indexes", layer, 1 << 17)
     drop_caches()
     read(daemon.prepare(layer), layer)
+
+
+@pytest.mark.system
+def test_inodes_that_the_kernel_drops_together_are_closed(daemon: Daemon, layer: Layer) -> None:
+    """They come as one BATCH_FORGET."""
+    layers = [make_layer(2, 5000, seed=7), layer]
+    daemon.prepare(*layers)
+    assert len(open_in(daemon, "block")) >= 2 * len(layers)
+    forget_image(daemon)
+    _until(lambda: drop_caches() is None and open_in(daemon, "block") == [])
+    read(daemon.prepare(*layers), layer)
+
+
+@pytest.mark.system
+def test_pulls_and_removals_against_each_other(daemon: Daemon, layer: Layer) -> None:
+    """Whoever wins, a pull ends with a mount that has the right bytes, and a removal is done or refused."""
+    stop = threading.Event()
+    removed: list[str] = []
+
+    def remove() -> None:
+        while not stop.is_set():
+            try:
+                call(daemon.run / "control.sock", "cache-remove", 30, name=node_name(layer.digest))
+                removed.append("done")
+            except (Precondition, NotFound):
+                time.sleep(0.001)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for _ in range(15):
+            mount = daemon.prepare(layer)
+            assert (mount / "f0002").read_bytes() == layer.contents["f0002"]
+            forget_image(daemon)
+            _until(lambda: bool(removed))
+            removed.clear()
+    finally:
+        stop.set()
+        remover.join(30)
 
 
 @pytest.mark.system

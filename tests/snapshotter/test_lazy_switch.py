@@ -8,6 +8,7 @@ import pytest
 
 from proto import snapshots_pb2
 from snapshotter.cli import main
+from snapshotter.cli.status import render
 from snapshotter.lazyswitch import LazySwitch
 from tests.snapshotter.daemon import Daemon, make_layer, origin
 
@@ -37,6 +38,14 @@ def test_a_marker_that_cannot_be_written(tmp_path: Path, capsys: Out) -> None:
     (tmp_path / "c.toml").write_text(f'root = "{tmp_path}/file"\n')
     assert main(["lazy", "on", "--config", str(tmp_path / "c.toml")]) == 1
     assert "file/lazy-off" in capsys.readouterr().err
+
+
+def test_what_status_says_of_it() -> None:
+    row = {"reason": "no-labels", "layers": 3, "image": "r.io/a:1", "detail": "none came", "last_s": 1.0}
+    text = render({"version": "1", "lazy_off_since": "noon", "ordinary": [row]})
+    assert "off since noon" in text
+    assert "3  no-labels" in text and text.count("r.io/a:1") == 1 and "none came" in text and "last_s" not in text
+    assert "lazy" not in render({"version": "1", "lazy_off_since": "", "ordinary": []})
 
 
 @pytest.mark.system

@@ -309,9 +309,10 @@ def test_a_refusal_after_a_redirect_costs_no_login(login: Callable[..., Registry
         gate = TokenGate(lambda request: redirect(f"{storage.url}/signed"))
         with RangeServer({}, gate) as server, registry(login(server.host)) as client:
             gate.realm = f"{server.url}/token"
-            with pytest.raises(Denied, match="403"):
-                client.resolve(f"{server.host}/app:1")
-            assert gate.issued == len(storage.requests) == 1
+            for asked in (1, 2):
+                with pytest.raises(Denied, match="403"):
+                    client.resolve(f"{server.host}/app:1")
+                assert gate.issued == 1 and len(storage.requests) == asked
 
 
 # --- secrets

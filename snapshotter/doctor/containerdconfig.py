@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter.errors import UserError
+from snapshotter.registry import host_platform
 
 from .model import Check, fail, ok, warn
 
@@ -64,26 +65,26 @@ def read_config(path: Path, socket: Path) -> ContainerdConfig:
     )
 
 
-def check_config(config: ContainerdConfig, socket: Path, containerd: str) -> list[Check]:
-    """The checks of the file; `containerd` is the version of the running one, "" when unknown."""
+def check_config(config: ContainerdConfig, socket: Path, root: Path, containerd: str) -> list[Check]:
+    """The checks of the file; `root` is our own, `containerd` the version of the running one, "" when unknown."""
     if config.proxy is None:
         what = f"no plugin with address {socket} in {config.path}"
-        lines = f'[proxy_plugins.bootseer] type = "snapshot" address = "{socket}"'
+        lines = f'[proxy_plugins.bootseer]\ntype = "snapshot"\naddress = "{socket}"'
         why = "containerd does not know bootseer"
-        return [fail("containerd-config", what, why, f"add to {config.path}: {lines}; {_RESTART}")]
+        return [fail("containerd-config", what, why, f"restart containerd with this in {config.path}:\n{lines}")]
     name, table = config.proxy
     if table.get("type") != "snapshot":
         what = f"plugin {name} in {config.path} has type {table.get('type')!r}"
         fix = f'set type = "snapshot" in [proxy_plugins.{name}]; {_RESTART}'
         return [fail("containerd-config", what, "only a plugin of type snapshot makes snapshots", fix)]
-    checks = [ok("containerd-config", f"plugin {name} in {config.path}"), *_cri_checks(config, name)]
+    checks = [ok("containerd-config", f"plugin {name} in {config.path}"), *_cri_checks(config, name, root)]
     major = containerd.lstrip("v").split(".")[0]
     if (int(major) if major.isdigit() else 0) >= 2 or (not containerd and config.version >= 3):
         checks.append(_transfer_check(config, name, table))
     return checks
 
 
-def _cri_checks(config: ContainerdConfig, name: str) -> list[Check]:
+def _cri_checks(config: ContainerdConfig, name: str, root: Path) -> list[Check]:
     if config.cri_disabled:
         return [ok("labels-cri", "the CRI plugin is disabled: no Kubernetes here")]
     used = config.cri.get("snapshotter", "overlayfs")
@@ -101,6 +102,10 @@ def _cri_checks(config: ContainerdConfig, name: str) -> list[Check]:
         why = "with containerd 2.x it forces the CRI plugin's own pull; and layers of ordinary pulls cannot be pushed"
         fix = f"set discard_unpacked_layers = false in {where}; {_RESTART}"
         checks.append(warn("cri-discard", "discard_unpacked_layers is true", why, fix))
+    if "root" not in _table(config.proxy[1] if config.proxy else {}, "exports"):
+        why = "kubelet then does not see what images take on bootseer's disk (containerd 1.7.16 and later)"
+        fix = f'restart containerd with this in {config.path}:\n[proxy_plugins.{name}.exports]\nroot = "{root}"'
+        checks.append(warn("cri-exports-root", "the plugin exports no root", why, fix))
     return checks
 
 
@@ -108,15 +113,17 @@ def _transfer_check(config: ContainerdConfig, name: str, table: Mapping[str, Any
     """containerd 2.x: `ctr images pull`, nerdctl 2.3 and later, and the CRI plugin pull by the transfer service."""
     missing = []
     if name not in config.unpack:
-        keep = "" if config.unpack else f'[[plugins."{_TRANSFER}".unpack_config]] snapshotter = "overlayfs" and '
-        missing.append(f'{keep}[[plugins."{_TRANSFER}".unpack_config]] platform = "linux/amd64" snapshotter = "{name}"')
-    exports = table.get("exports", {})
-    if not isinstance(exports, dict) or str(exports.get("enable_remote_snapshot_annotations", "")).lower() != "true":
-        missing.append(f'[proxy_plugins.{name}.exports] enable_remote_snapshot_annotations = "true"')
+        # an entry of one's own replaces containerd's default
+        for snapshotter in (name,) if config.unpack else ("overlayfs", name):
+            unpack = f'platform = "{host_platform()}"\nsnapshotter = "{snapshotter}"'
+            missing.append(f'[[plugins."{_TRANSFER}".unpack_config]]\n{unpack}')
+    exports = _table(table, "exports")
+    if str(exports.get("enable_remote_snapshot_annotations", "")).lower() != "true":
+        missing.append(f'[proxy_plugins.{name}.exports]\nenable_remote_snapshot_annotations = "true"')
     if not missing:
         return ok("labels-transfer", "the transfer service unpacks for us and sends image labels")
     why = "ctr and nerdctl pull by the transfer service: it then fetches whole images, or does not unpack them"
-    fix = f"add to {config.path}: {' and '.join(missing)}; {_RESTART}"
+    fix = "\n".join([f"restart containerd with this in {config.path}:", *missing])
     return warn("labels-transfer", "the transfer service is not set up", why, fix)
 
 

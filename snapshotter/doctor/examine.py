@@ -86,7 +86,7 @@ def _containerd(subject: Subject) -> Iterator[Check]:
         fix = "name the file that containerd was started with by --containerd-config"
         yield warn("containerd-config", "cannot be read", str(error), fix)
         return
-    yield from check_config(config, socket, running)
+    yield from check_config(config, socket, subject.config.root_path, running)
 
 
 def check_containerd(plugins: list[Plugin], socket: Path) -> Check:

@@ -16,7 +16,8 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of `bootseer doctor`. `why` and `fix` are empty for what is as it should be."""
+    """One line of `bootseer doctor`. `why` and `fix` are empty for what is as it should be. A fix may hold lines for a
+    file, after a line that says which."""
 
     name: str
     state: State
@@ -26,10 +27,10 @@ class Check:
 
     @property
     def line(self) -> str:
-        """All but name and state as one line."""
+        """All but name and state as one line; a slash where the fix has a line break."""
         because = f": {self.why}" if self.why else ""
         text = f"{self.what}{because}" + (f" | fix: {self.fix}" if self.fix else "")
-        return " ".join(text.split())
+        return " ".join(text.replace("\n", " / ").split())
 
 
 def ok(name: str, what: str) -> Check:

@@ -1,6 +1,7 @@
 """Doctor: other kernels' answers, other nodes' disks, containerd's files; and one whole run over a real daemon."""
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -152,11 +153,13 @@ def test_full_pulls_and_the_switch() -> None:
 
 
 PROXY = f'[proxy_plugins.bs]\ntype = "snapshot"\naddress = "{SOCKET}"\n'
+CRI1 = '[plugins.cri.containerd]\nsnapshotter = "bs"\n'
 CRI2 = '[plugins."io.containerd.grpc.v1.cri".containerd]\nsnapshotter = "bs"\n'
 CRI3 = '[plugins."io.containerd.cri.v1.images"]\nsnapshotter = "bs"\ndisable_snapshot_annotations = false\n'
+EXPORTS = '[proxy_plugins.bs.exports]\nroot = "/data"\n'
 TRANSFER = (
     '[[plugins."io.containerd.transfer.v1.local".unpack_config]]\nplatform = "linux/amd64"\nsnapshotter = "bs"\n'
-    '[proxy_plugins.bs.exports]\nenable_remote_snapshot_annotations = "true"\n'
+    f'{EXPORTS}enable_remote_snapshot_annotations = "true"\n'
 )
 
 
@@ -166,21 +169,46 @@ TRANSFER = (
         ("version = 2\n", "1.6.20", {"containerd-config": f'address = "{SOCKET}"'}),
         (f"version = 2\n{PROXY}", "1.6.20", {}),
         (f"version = 2\n{PROXY.replace('snapshot', 'content')}", "1.6.20", {"containerd-config": "type = "}),
-        (f"version = 2\n{PROXY}{CRI2}", "1.7.2", {"labels-cri": "disable_snapshot_annotations = false"}),
-        (f"version = 2\n{PROXY}{CRI2}disable_snapshot_annotations = false\n", "1.7.2", {}),
-        (f"version = 2\n{PROXY}[plugins.cri.containerd]\nsnapshotter = 'bs'", "1.5.0", {"labels-cri": '"cri"'}),
+        (f"version = 2\n{PROXY}{CRI2}{EXPORTS}", "1.7.2", {"labels-cri": "disable_snapshot_annotations = false"}),
+        (f"version = 2\n{PROXY}{CRI2}disable_snapshot_annotations = false\n{EXPORTS}", "1.7.2", {}),
+        (f"version = 2\n{PROXY}{CRI2}disable_snapshot_annotations = false\n", "1.7.2", {"cri-exports-root": "/data"}),
+        (f"version = 2\n{PROXY}{CRI1}{EXPORTS}", "1.5.0", {"labels-cri": '"cri"'}),
         (f"version = 2\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n{PROXY}{CRI2}", "1.7.2", {}),
         (f"version = 3\n{PROXY}{CRI3}discard_unpacked_layers = true\n{TRANSFER}", "v2.1.0", {"cri-discard": "= false"}),
-        (f"version = 3\n{PROXY}{CRI3}", "2.1.0", {"labels-transfer": 'snapshotter = "overlayfs" and'}),
-        (f"version = 3\n{PROXY}{CRI3}", "", {"labels-transfer": "enable_remote_snapshot_annotations"}),
+        (f"version = 3\n{PROXY}{CRI3}", "2.1.0", {"labels-transfer": '"overlayfs"', "cri-exports-root": "/data"}),
+        (f"version = 3\n{PROXY}{CRI3}{EXPORTS}", "", {"labels-transfer": "enable_remote_snapshot_annotations"}),
         (f"version = 3\n{PROXY}{CRI3}{TRANSFER}", "2.1.0", {}),
     ],
 )  # fmt: skip
 def test_containerd_files(tmp_path: Path, toml: str, running: str, expected: dict[str, str]) -> None:
     (tmp_path / "c.toml").write_text(toml)
-    found = bad(check_config(read_config(tmp_path / "c.toml", SOCKET), SOCKET, running))
+    found = bad(check_config(read_config(tmp_path / "c.toml", SOCKET), SOCKET, Path("/data"), running))
     assert set(found) == set(expected)
     assert all(words in found[name].fix for name, words in expected.items())
+
+
+@pytest.mark.parametrize("toml", ["version = 3\n", f"version = 3\n{PROXY}", f"version = 3\n{PROXY}{CRI3}"])
+def test_following_the_advice_on_a_file_is_enough(tmp_path: Path, toml: str) -> None:
+    """Each round appends the lines of the fixes; what comes after them must be TOML and leave nothing to say."""
+    path = tmp_path / "c.toml"
+    path.write_text(toml)
+    for _ in range(3):
+        for fix in (check.fix for check in check_config(read_config(path, SOCKET), SOCKET, Path("/data"), "2.1.0")):
+            head, _, lines = fix.partition("\n")
+            if lines:
+                assert str(path) in head
+                _append(path, lines)
+    assert bad(check_config(read_config(path, SOCKET), SOCKET, Path("/data"), "2.1.0")) == {}
+
+
+def _append(path: Path, lines: str) -> None:
+    """As a person does: keys of a table that is there already go below its head."""
+    for table in re.split(r"(?m)^(?=\[)", f"{lines}\n")[1:]:
+        head, keys = table.split("\n", 1)
+        text = path.read_text()
+        known = f"{head}\n" in text and not head.startswith("[[")
+        path.write_text(text.replace(f"{head}\n", table) if known else f"{text}{table}")
+        assert keys.strip()
 
 
 def test_imports_replace_sections(tmp_path: Path) -> None:

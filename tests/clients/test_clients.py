@@ -26,7 +26,9 @@ from tests.snapshotter.images import gzip_layer, write_layout
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]  # the first time the clients are built
 
+_NO_NERDCTL = "nerdctl is not installed, and its Go module is not to be had here"
 _IMAGE = f"{REGISTRY}/app:1"
+_TRANSFER = next(case for case in CASES if case.client == "ctr" and case.outcome == "lazy")
 _READY = RECIPES["tiny"].ready
 _CRI_HERE = {
     "1.6": (
@@ -86,11 +88,54 @@ def test_an_image_of_130_layers(containerds: Mapping[str, Containerd], images: I
         _until(lambda: _clean(node, case.plugin))
 
 
+def test_ctr_after_a_lazy_pull(containerds: Mapping[str, Containerd], images: Images) -> None:
+    """What the document's last table says of it."""
+    with _node(_TRANSFER, containerds["2.4"], images) as node:
+        other = _pull_again(node, images)
+        export = ("ctr", "images", "export", f"{node.home}/image.tar", _IMAGE)
+        with pytest.raises(RigError, match=r"content digest sha256:[0-9a-f]{64}: not found"):
+            node.run(*export)
+        node.run("ctr", "images", "push", "--plain-http", other)
+        node.run("ctr", "content", "fetch", "--plain-http", _IMAGE)
+        node.run(*export)
+
+
+def test_nerdctl_after_a_lazy_pull(containerds: Mapping[str, Containerd], images: Images) -> None:
+    """What the document's last table says of it."""
+    if shutil.which("nerdctl") is None:
+        pytest.skip(_NO_NERDCTL)
+    with _node(_TRANSFER, containerds["2.4"], images) as node:
+        nerdctl = ("nerdctl", "--snapshotter", "bootseer")
+        detached = (*nerdctl, "run", "-d", "--name", "container", "--network", "none", "--cgroup-parent", node.cgroup)
+        new = f"{REGISTRY}/new:1"
+        save = ["save", "-o", f"{node.home}/image.tar", _IMAGE]
+        for argv in (save, ["tag", _IMAGE, new], ["commit", "container", new]):
+            other = _pull_again(node, images)
+            node.run(*detached, _IMAGE, "/bin/busybox", "sleep", "1000")
+            with pytest.raises(RigError, match=f"failed to resolve reference .*{other}: not found"):
+                node.run(*nerdctl, "push", other)
+            node.run(*nerdctl, *argv)
+            assert set(images.app.layers) <= node.blobs()
+            if new in argv:
+                node.run(*nerdctl, "push", new)
+            node.run(*nerdctl, "rm", "--force", "container")
+            node.run("ctr", "images", "rm", "--sync", *node.run("ctr", "images", "ls", "-q").split())
+
+
+def _pull_again(node: Node, images: Images) -> str:
+    """Pull lazily with `ctr`; returns another name of the image."""
+    other = f"{REGISTRY}/other:1"
+    node.run(*_words(_TRANSFER.command, node))
+    node.run("ctr", "images", "tag", "--force", _IMAGE, other)
+    assert not node.blobs() & set(images.app.layers)
+    return other
+
+
 def _try(case: Case, containerd: Containerd, images: Images) -> str:
     """Pull, run and remove on a new node; returns what the pull was."""
     if shutil.which(case.client, path=containerd.path) is None:
         assert case.client == "nerdctl", f"{case.client} is missing"
-        pytest.skip("nerdctl is not installed, and its Go module is not to be had here")
+        pytest.skip(_NO_NERDCTL)
     cri = case.client == "crictl"
     layers = {*images.app.layers, *(images.pause.layers if cri else ())}
     with _node(case, containerd, images) as node:

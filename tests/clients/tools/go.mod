@@ -1,3 +1,4 @@
+// What `scripts/tools clients` builds: the `tool` lines below. Update with `go get -tool PACKAGE@VERSION` here.
 module bootseer.test/clients-tools
 
 go 1.26.6

@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0
 _PATIENCE_S = 15.0
+_LOOK_S = 0.5
 _FORGET_S = 3.0
 _FORGET_POLL_S = 0.02
 
@@ -196,12 +197,16 @@ class FetchProcess:
         return {"name": directory.name, "complete": layer.completed.is_set()}
 
     def complete(self, request: Mapping[str, Any]) -> bool:
-        """Wait until the layer is complete, at most `wait_s`; whether it is. Also takes its background fetching up
-        again after a restart of this process."""
+        """Wait until the layer is complete, at most `wait_s`; whether it is. False soon when it is removed meanwhile.
+        Also takes its background fetching up again after a restart of this process."""
         layer = self._layer(request["name"])
         if self._config.fetch.background:
             layer.fill_in_background(self._config.fetch.background_delay_s)
-        return layer.completed.wait(request["wait_s"])
+        give_up = time.monotonic() + request["wait_s"]
+        while not layer.completed.wait(max(min(_LOOK_S, give_up - time.monotonic()), 0)):
+            if time.monotonic() >= give_up or self._layers.get(layer.files.name) is not layer:
+                return False
+        return True
 
     def release(self, request: Mapping[str, Any]) -> None:
         """No snapshot uses the layer any more: fetch no more of it unless a container still reads."""

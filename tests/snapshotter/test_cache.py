@@ -19,6 +19,7 @@ from snapshotter.cli.cache import size
 from snapshotter.errors import NotFound, Precondition
 from snapshotter.rpc import call
 from tests.snapshotter.daemon import Daemon, Layer, drop_caches, expected, make_layer, origin, reader, write_index
+from tests.snapshotter.rangeserver import Hold
 
 Out = pytest.CaptureFixture[str]
 
@@ -284,6 +285,28 @@ def test_pulls_and_removals_against_each_other(daemon: Daemon, layer: Layer) -> 
     finally:
         stop.set()
         remover.join(30)
+
+
+@pytest.mark.system
+def test_a_stream_in_the_air_is_let_go(tmp_path: Path, layer: Layer) -> None:
+    """The layer is removed while the background is in the middle of a request for it; what still comes of that goes
+    nowhere, and the next pull has a stream of its own."""
+    write_index(tmp_path / "indexes", layer)
+    gate = threading.Event()
+    behaviour = lambda request: Hold(after=60_000, until=gate)  # noqa: E731
+    toml = f'[index]\nurl = "{tmp_path}/indexes"\n'
+    with origin(layer, behaviour=behaviour) as registry, Daemon(tmp_path, registry, toml) as daemon:
+        name = node_name(layer.digest)
+        daemon.prepare(layer)
+        _until(lambda: daemon.status()["layers"][0]["background_bytes"] > 0)
+        forget_image(daemon)
+        call(daemon.run / "control.sock", "cache-remove", 30, name=name)
+        assert daemon.status()["layers"] == []
+        mount = daemon.prepare(layer)
+        gate.set()
+        read(mount, layer)
+        _until(lambda: daemon.status()["layers"][0]["state"] == "complete")
+        _until(lambda: all("dead" not in path for path in open_in(daemon, "fetch") + open_in(daemon, "block")))
 
 
 @pytest.mark.system

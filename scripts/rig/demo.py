@@ -197,4 +197,6 @@ def _nothing(_number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # Python's own end puts the default handlers back
+    sys.exit(code)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import posixpath
 import tarfile
 
 import pytest
@@ -498,7 +499,9 @@ def test_reads_what_pythons_tarfile_writes(
     ]
     reader.finish()
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        wanted = [(info.offset_data, info.size) for info in tar if info.isreg() and info.size]
+        files = [info for info in tar if info.isreg() and info.size]
+    # what resolves to the root is left out, as containerd does
+    wanted = [(info.offset_data, info.size) for info in files if posixpath.normpath(f"/{info.name}") != "/"]
     assert [(extent.tar_offset, extent.size) for extent in extents] == wanted
 
 

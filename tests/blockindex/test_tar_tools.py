@@ -1,5 +1,6 @@
 """Archives of other tools than GNU tar, as the kernel shows their layer images, against extraction by GNU tar."""
 
+import gzip
 import io
 import os
 import re
@@ -58,6 +59,45 @@ def test_pythons_tarfile(kind: int, tmp_path: Path) -> None:
     source.mkdir()
     _plain(source)
     _compare(_python(source, kind), tmp_path)
+
+
+def _packaged(root: Path) -> None:
+    """A tree such as packages hold."""
+    for directory in ("usr/bin", "etc/tree", "var/lib/" + "long" * 30):
+        (root / directory).mkdir(parents=True)
+    for number in range(30):
+        (root / f"usr/bin/tool{number}").write_bytes(os.urandom(number * 1000))
+    (root / "usr/bin/tool1").chmod(0o4755)
+    (root / "etc/tree/conf").write_text("x" * 5000)
+    os.chown(root / "etc/tree/conf", 1000, 70000)
+    (root / "etc/link").symlink_to("tree/conf")
+    (root / f"var/lib/{'long' * 30}/name").symlink_to("target" * 20)
+    os.link(root / "usr/bin/tool2", root / "usr/bin/also-tool2")
+    for number, path in enumerate([root, *sorted(root.rglob("*"))]):
+        os.utime(path, ns=(0, (1_600_000_000 + number) * 10**9), follow_symlinks=False)
+
+
+def test_dpkg(tmp_path: Path) -> None:
+    """The data part of a Debian package, as dpkg-deb writes it."""
+    source, package = tmp_path / "source", tmp_path / "tree.deb"
+    _packaged(source)
+    (source / "DEBIAN").mkdir()
+    (source / "DEBIAN/control").write_text(
+        "Package: tree\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@example.org>\nDescription: a tree\n"
+    )
+    run("dpkg-deb", "--build", "-Zgzip", source, package)
+    _compare(subprocess.run(["dpkg-deb", "--fsys-tarfile", package], check=True, capture_output=True).stdout, tmp_path)
+
+
+def test_umoci(tmp_path: Path) -> None:
+    """A layer as umoci writes it."""
+    source, layout = tmp_path / "source", tmp_path / "layout"
+    _packaged(source)
+    run("umoci", "init", "--layout", layout)
+    run("umoci", "new", "--image", f"{layout}:tree")
+    run("umoci", "insert", "--image", f"{layout}:tree", source, "/")
+    layer = max((layout / "blobs/sha256").iterdir(), key=lambda blob: blob.stat().st_size)
+    _compare(gzip.decompress(layer.read_bytes()), tmp_path)
 
 
 def _compare(archive: bytes, tmp_path: Path) -> None:

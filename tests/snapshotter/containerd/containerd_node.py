@@ -18,6 +18,7 @@ from fake_provider import FakeProvider
 from snapshotter.model import Digest
 
 SNAPSHOTTER = "bootseer-test"
+_FORMAT = "oci"  # whose media types images are pushed with: also v2s2, Docker's
 NEEDED = ("containerd", "ctr", "ctr-remote", "runc", "docker-registry", "skopeo")
 
 _CONTAINERD_CONFIG = """
@@ -110,7 +111,8 @@ class Node:
         layout = self.root / "oci"
         shutil.rmtree(layout, ignore_errors=True)
         _write_layout(layout, layers)
-        self._checked(["skopeo", "copy", "-q", "--dest-tls-verify=false", f"oci:{layout}:1", f"docker://{self.image}"])
+        places = [f"oci:{layout}:1", f"docker://{self.image}"]
+        self._checked(["skopeo", "copy", "-q", "--format", _FORMAT, "--dest-tls-verify=false", *places])
 
     def snapshots(self) -> list[str]:
         """Names of the snapshots containerd knows of."""

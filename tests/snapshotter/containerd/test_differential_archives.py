@@ -90,8 +90,9 @@ def test_ends(both: Both, tail: bytes) -> None:
     _assert_same(both, [file(b"a", b"1") + tail, tail if len(tail) > 1024 else END])
 
 
+@pytest.mark.parametrize("form", ["oci", "v2s2"])
 @pytest.mark.parametrize("kind", ["zstd", "zstd frames", "plain", "members"])
-def test_media_types_that_lie(both: Both, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_media_types_that_lie(both: Both, kind: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest says gzip, the layers are something else: content decides, for us as for containerd."""
     compress: dict[str, Callable[[bytes], bytes]] = {
         "zstd": zstandard.compress,
@@ -100,4 +101,5 @@ def test_media_types_that_lie(both: Both, kind: str, monkeypatch: pytest.MonkeyP
         "members": lambda tar: members(tar, [500, 0, 600]),
     }
     monkeypatch.setattr(containerd_node, "_compress", compress[kind])
+    monkeypatch.setattr(containerd_node, "_FORMAT", form)
     _assert_same(both, [_directory(b"d") + file(b"d/a", b"1" * 5000) + END, file(b"d/b", b"2") + END], timeless=["d"])

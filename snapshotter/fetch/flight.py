@@ -1,8 +1,9 @@
 """A flight: requests that bring the spans `[first, last)` of a layer, decoded and landed as they stream in.
 
-A flight that a reader waits for is urgent: others of its host hold back for it. It loses the rank at the next chunk
-after its readers are served, and then lets the wire go whenever other readers need it. `last` may shrink under way
-(`LayerFetch` cuts off a tail that a reader wants sooner). A failed flight only reports back: the layer starts another.
+A flight that a reader waits for is urgent: the background of its host asks for nothing meanwhile. It loses the rank at
+the next chunk after its readers are served, and runs on to its end, which keeps its connection warm. `last` may shrink
+under way (`LayerFetch` cuts off a tail that a reader wants sooner). A failed flight only reports back: the layer starts
+another.
 """
 
 import logging

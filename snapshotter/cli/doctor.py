@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from snapshotter.cli.tree import Commands, add_config
+from snapshotter.cli.tree import Commands, add_config, add_containerd_address
 from snapshotter.config import load_config
 
 __all__ = ["add"]
@@ -30,13 +30,7 @@ def add(commands: Commands) -> None:
         default=Path("/etc/containerd/config.toml"),
         help="containerd's configuration (default: /etc/containerd/config.toml)",
     )
-    command.add_argument(
-        "--containerd-address",
-        metavar="SOCK",
-        type=Path,
-        default=Path("/run/containerd/containerd.sock"),
-        help="containerd's socket (default: /run/containerd/containerd.sock)",
-    )
+    add_containerd_address(command)
     command.add_argument("--image", metavar="REF", default="", help="an image that is to be lazy")
     add_config(command)
     command.set_defaults(run=_doctor)

@@ -5,10 +5,9 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshotter.cli.tree import Commands, add_config
+from snapshotter.cli.tree import Commands, add_config, add_containerd_address
 from snapshotter.config import Config, load_config
 from snapshotter.errors import UserError
 
@@ -33,13 +32,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--namespace", metavar="NAME", default="default", help="containerd's (default: default)")
     command.add_argument("--snapshotter", metavar="NAME", help="plugin's name (default: the one with our socket)")
     command.add_argument("--platform", metavar="OS/ARCH", help="platform of the image (default: this machine's)")
-    command.add_argument(
-        "--containerd-address",
-        metavar="SOCK",
-        type=Path,
-        default=Path("/run/containerd/containerd.sock"),
-        help="containerd's socket (default: /run/containerd/containerd.sock)",
-    )
+    add_containerd_address(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")
     add_config(command)
     command.set_defaults(run=_pull)

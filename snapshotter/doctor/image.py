@@ -69,8 +69,6 @@ def _layers(
 def _layer(number: int, layer: Descriptor) -> Check:
     name, what = f"layer-{number}", f"{layer.digest[:19]} {layer.media_type} {layer.size / 1e6:.1f} MB"
     kind = layer.media_type
-    if "foreign" in kind or "nondistributable" in kind:
-        return fail(name, what, "its bytes are not in this registry", "use an image whose layers are in the registry")
     if kind.endswith("zstd"):
         why = "unless it has many frames, the first missing block reads all of it"
         return warn(name, what, why, "compress the image's layers with gzip")

@@ -166,8 +166,8 @@ def _build(recipe: Recipe, work: Path, env: Mapping[str, str], progress: Callabl
     root.mkdir(mode=0o755)
     (work / "layout").mkdir(mode=0o755)
     writer = LayoutWriter(work / "layout")
-    # The clock that files are stamped with: a tick behind the precise one, so what the steps write is never before it.
-    started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME_COARSE)
+    # Not the precise clock: that runs up to a tick ahead of the one that stamps files.
+    started_ns = root.stat().st_mtime_ns
     before: Tree = {}
     for step in recipe.steps:
         progress(f"image {recipe.name}: building layer {step.name}")

@@ -1,148 +1,33 @@
-"""Measurements of parts, each by the product's own commands: `scripts/bench index`.
-
-Nothing is emulated here and nothing installed: it measures this machine, which should have nothing else to do.
-"""
+"""`scripts/bench`: which measurement to make. Each is a module of its own, with a `main` of the remaining arguments."""
 
 import argparse
-import json
-import os
-import resource
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from scripts.rig.errors import RigError
-from scripts.rig.image import CACHE
-from scripts.rig.node import BOOTSEER
+from scripts.rig import indexbench
 
-__all__ = ["IndexFigures", "layers_of", "main", "table"]
+__all__ = ["VERBS", "main"]
 
-_LAYER_MAGICS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-_MIN_LAYER = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFigures:
-    """One layer: bytes of blob, tar and index; inodes, and extents of stored bytes; seconds of building the index (the
-    whole pass: read, inflate, tar, digests, EROFS), of decoding every span alone in `threads` threads with all digests
-    checked, and of `gzip -dc` (None where it is no gzip); CPU seconds and peak memory in bytes of the process that
-    built the index, interpreter included: CPU seconds say something even where neighbours disturb."""
-
-    layer: str
-    blob_bytes: int
-    tar_bytes: int
-    index_bytes: int
-    inodes: int
-    extents: int
-    build_s: float
-    build_cpu_s: float
-    build_rss_bytes: int
-    decode_s: float
-    threads: int
-    gunzip_s: float | None
+VERBS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "index": (indexbench.main, "building layer indexes, and decoding through them"),
+}
+"""What can be measured: its `main`, and a few words for the help text."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one measurement; exit code 1 and one line if it cannot be made."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure parts of bootseer on this machine.")
-    verbs = parser.add_subparsers(required=True, metavar="WHAT")
-    index = verbs.add_parser("index", help="building layer indexes, and decoding through them")
-    index.add_argument("layers", nargs="*", type=Path, help="layer blobs (default: those of the demo's cached images)")
-    index.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
-    args = parser.parse_args(argv)
-    try:
-        layers = args.layers or layers_of(CACHE)
-        if not layers:
-            raise RigError(f"no layers in {CACHE}: run scripts/demo once, or name some")
-        figures = []
-        for layer in layers:
-            figures.append(_measure(layer))
-            print(f"{layer.name[:12]} done", file=sys.stderr)
-        if args.json:
-            args.json.write_text(json.dumps([asdict(each) for each in figures], indent=1) + "\n")
-    except (RigError, OSError) as error:
-        print(f"scripts/bench: {error}", file=sys.stderr)
-        return 1
-    print(table(figures))
-    return 0
-
-
-def layers_of(cache: Path) -> list[Path]:
-    """The compressed blobs of the cached images that are worth measuring, the largest first."""
-    found = [path for path in cache.glob("*/blobs/sha256/*") if path.stat().st_size >= _MIN_LAYER]
-    layers = []
-    for path in found:
-        with path.open("rb") as file:
-            if file.read(4).startswith(_LAYER_MAGICS):
-                layers.append(path)
-    return sorted(layers, key=lambda path: path.stat().st_size, reverse=True)
-
-
-def table(figures: Sequence[IndexFigures]) -> str:
-    """A Markdown table, as docs/performance.md has it."""
-    head = "| layer | blob | tar | inodes | index | build | CPU | files/s | memory | decode | gunzip |"
-    lines = [head, "|" + " --- |" * (head.count("|") - 1)]
-    for each in figures:
-        tar_mb = each.tar_bytes / 1e6
-        gunzip = f"{tar_mb / each.gunzip_s:.0f} MB/s" if each.gunzip_s else "-"
-        lines.append(
-            f"| {each.layer[:12]} | {each.blob_bytes / 1e6:.1f} MB | {tar_mb:.1f} MB | {each.inodes} "
-            f"| {each.index_bytes / 1e6:.2f} MB, {100 * each.index_bytes / each.blob_bytes:.2f} % "
-            f"| {each.build_s:.2f} s, {tar_mb / each.build_s:.0f} MB/s | {each.build_cpu_s:.2f} s "
-            f"| {each.inodes / each.build_s:.0f} "
-            f"| {each.build_rss_bytes / 1e6:.0f} MB | {tar_mb / each.decode_s:.0f} MB/s | {gunzip} |"
-        )
-    return "\n".join(lines)
-
-
-def _measure(layer: Path) -> IndexFigures:
-    with tempfile.TemporaryDirectory(prefix="bootseer-bench-") as name:
-        layer.read_bytes()  # into the page cache
-        built, usage = _bootseer("index", "build", str(layer), "--out", name, "--json")
-        (result,) = built["layers"]
-        shown, _ = _bootseer("index", "show", result["path"], "--json")
-        (numbers,) = shown["layers"]
-        verified, _ = _bootseer("index", "verify", result["path"], "--blob", str(layer), "--json")
-    kinds = ("files", "directories", "symlinks", "whiteouts", "others")
-    return IndexFigures(
-        layer=numbers["blob_digest"].removeprefix("sha256:"),
-        blob_bytes=numbers["blob_bytes"],
-        tar_bytes=numbers["tar_bytes"],
-        index_bytes=numbers["index_bytes"],
-        inodes=sum(numbers[kind] for kind in kinds),
-        extents=numbers["extents"],
-        build_s=result["seconds"],
-        build_cpu_s=round(usage.ru_utime + usage.ru_stime, 3),
-        build_rss_bytes=usage.ru_maxrss << 10,
-        decode_s=verified["blob"]["decode_s"],
-        threads=verified["blob"]["threads"],
-        gunzip_s=_gunzip(layer) if numbers["compression"] == "gzip" else None,
+    """Make one measurement; its exit code."""
+    lines = "\n".join(f"  {verb:8} {words}" for verb, (_, words) in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measure parts of bootseer on this machine. `scripts/bench WHAT --help` says more.",
+        epilog=f"what:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-
-
-def _bootseer(*words: str) -> tuple[Any, resource.struct_rusage]:
-    """The JSON document a command prints, and what it used; RigError if it fails."""
-    with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen([BOOTSEER, *words], stdout=out, stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        text = out.read()
-    if process.returncode:
-        raise RigError(f"`bootseer {' '.join(words)}` ended with exit code {process.returncode}")
-    return json.loads(text), usage
-
-
-def _gunzip(layer: Path) -> float:
-    started = time.monotonic()
-    with layer.open("rb") as blob:
-        subprocess.run(["gzip", "-dc"], stdin=blob, stdout=subprocess.DEVNULL, check=True)
-    return time.monotonic() - started
+    parser.add_argument("what", choices=VERBS, metavar="WHAT", help="what to measure: see below")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="its options")
+    args = parser.parse_args(argv)
+    measure, _ = VERBS[args.what]
+    return measure(args.rest)
 
 
 if __name__ == "__main__":

@@ -1,69 +1,36 @@
-"""`scripts/bench index`: real commands on small layers, and its table."""
+"""`scripts/bench`: its table of measurements."""
 
-import gzip
-import json
-import random
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from scripts.rig.bench import IndexFigures, layers_of, main, table
-from tests.snapshotter.images import gzip_layer, write_layout
-
-FIGURES = IndexFigures(
-    layer="ab" * 32,
-    blob_bytes=100_000_000,
-    tar_bytes=250_000_000,
-    index_bytes=500_000,
-    inodes=10_000,
-    extents=9000,
-    build_s=2.0,
-    build_cpu_s=1.9,
-    build_rss_bytes=80_000_000,
-    decode_s=0.5,
-    threads=2,
-    gunzip_s=1.0,
-)
+from scripts.rig import bench
+from scripts.rig.link import CHECKOUT
 
 
-def test_table_is_markdown_with_rates() -> None:
-    head, rule, row = table([FIGURES]).splitlines()
-    assert head.count("|") == rule.count("|") == row.count("|")
-    for cell in (
-        "250.0 MB",
-        "0.50 MB, 0.50 %",
-        "2.00 s, 125 MB/s | 1.90 s |",
-        "| 5000 |",
-        "| 80 MB |",
-        "500 MB/s",
-        "250 MB/s |",
-    ):
-        assert cell in row
+def test_help_names_every_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {verb} " in shown for verb in bench.VERBS)
 
 
-def test_only_layers_of_some_size_are_measured(tmp_path: Path) -> None:
-    noise = random.Random(1).randbytes(1_100_000)
-    layers = [gzip_layer({"small": b"x"}), gzip_layer({"a": noise}), gzip_layer({"b": noise * 2})]
-    digests = write_layout(tmp_path / "image", layers)
-    (tmp_path / "image/blobs/sha256" / "00").write_bytes(noise)
-    assert [path.name for path in layers_of(tmp_path)] == [digests[2][7:], digests[1][7:]]
+def test_options_go_to_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(bench, "VERBS", {"it": (lambda rest: seen.append(list(rest)) or 7, "words")})
+    assert bench.main(["it", "--json", "file", "--help", "more"]) == 7
+    assert seen == [["--json", "file", "--help", "more"]]
 
 
-def test_measures_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tar = gzip.decompress(gzip_layer({f"d/{number}": b"text" * 3000 for number in range(50)}))
-    (tmp_path / "gzip").write_bytes(gzip.compress(tar, mtime=0))
-    (tmp_path / "tar").write_bytes(tar)
-    assert main(["index", str(tmp_path / "gzip"), str(tmp_path / "tar"), "--json", str(tmp_path / "figures")]) == 0
-    zipped, plain = json.loads((tmp_path / "figures").read_text())
-    assert zipped["inodes"] == plain["inodes"] == 52 and zipped["tar_bytes"] == plain["blob_bytes"] == len(tar)
-    assert zipped["gunzip_s"] > 0 and plain["gunzip_s"] is None
-    assert zipped["build_rss_bytes"] > 10_000_000 and zipped["decode_s"] > 0
-    assert len(capsys.readouterr().out.splitlines()) == 4
+def test_an_unknown_measurement_is_refused() -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["luck"])
+    assert ended.value.code == 2
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "junk").write_bytes(b"no layer" * 1000)
-    for layer in ("junk", "nowhere"):
-        assert main(["index", str(tmp_path / layer)]) == 1
-        out, err = capsys.readouterr()
-        assert out == "" and err.startswith("scripts/bench: ") and err.count("\n") == 1
+def test_the_script_runs_it(tmp_path: Path) -> None:
+    done = subprocess.run([CHECKOUT / "scripts/bench", "index", str(tmp_path / "no")], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("scripts/bench index: ")

@@ -20,10 +20,12 @@ __all__ = [
     "DEFAULT_PATH",
     "Config",
     "FetchConfig",
+    "HotSetConfig",
     "IndexConfig",
     "LazyConfig",
     "LogConfig",
     "MountConfig",
+    "RecordConfig",
     "RegistryConfig",
     "load_config",
 ]
@@ -118,6 +120,33 @@ class FetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HotSetConfig:
+    """Where hot sets are looked for, and how their blocks are prefetched."""
+
+    url: str = _option("", "Directory of hot sets: an http(s) or file URL, or a path; empty: none.")
+    timeout_s: float = _option(
+        5.0,
+        "Time to find a hot set, and without a byte of one; then the start goes without.",
+        unit="s",
+        low=0.1,
+        high=300,
+    )
+    prefetch: bool = _option(True, "Whether hot blocks are fetched before anything reads them.")
+    streams: int = _option(3, "Requests for hot blocks at once, per image.", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """How hot sets are recorded."""
+
+    auto: bool = _option(True, "Whether the first container of an image without a hot set is recorded.")
+    window_s: float = _option(120.0, "Longest recording.", unit="s", low=1, high=86400)
+    quiet_s: float = _option(
+        10.0, "Time without a block that is new to the recording after which it ends.", unit="s", low=0.1, high=86400
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LazyConfig:
     """Which images are lazy. Patterns are matched against whole image references; `*` matches slashes too."""
 
@@ -163,6 +192,11 @@ class Config:
     )
     registry: RegistryConfig = field(default_factory=RegistryConfig, metadata={"doc": "How registries are talked to."})
     fetch: FetchConfig = field(default_factory=FetchConfig, metadata={"doc": "How missing blocks are brought in."})
+    hotset: HotSetConfig = field(
+        default_factory=HotSetConfig,
+        metadata={"doc": "Naming a directory says that you trust it, as with [index]."},
+    )
+    record: RecordConfig = field(default_factory=RecordConfig, metadata={"doc": "How hot sets are recorded."})
     lazy: LazyConfig = field(default_factory=LazyConfig, metadata={"doc": "Which images are served lazily."})
     mount: MountConfig = field(default_factory=MountConfig, metadata={"doc": "How layers are given to the kernel."})
     log: LogConfig = field(default_factory=LogConfig, metadata={"doc": "What the daemon says."})

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from scripts.rig.coldstart import Bench, ColdStart, System, cold_start
 from scripts.rig.errors import RigError
 from scripts.rig.image import CACHE, RECIPES, build
 from scripts.rig.indexserver import IndexServer
+from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
 from scripts.rig.link import Link
 from scripts.rig.node import BOOTSEER
 from scripts.rig.oci import Layout
@@ -31,16 +31,6 @@ from scripts.rig.report import document, table
 from scripts.rig.workspace import Workspace
 
 __all__ = ["main"]
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class _Interrupted(BaseException):
-    """A signal asked for the end. Not an Exception: nothing on the way may take it for a failure and go on."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("demo: namespaces and mounts need root; run: sudo ./scripts/demo", file=sys.stderr)
         return 2
     progress = _Progress()
-    for number in _SIGNALS:
-        signal.signal(number, _interrupt)
+    arm()
     try:
         with ExitStack() as stack:
             stack.callback(progress, "all stopped, unmounted and removed")
             try:
                 layout, runs = _run(options, stack, progress)
             finally:
-                _ignore_signals()
-    except _Interrupted as interrupted:
+                disarm()
+    except Interrupted as interrupted:
         print(f"demo: interrupted by {signal.Signals(interrupted.number).name}, all cleaned up", file=sys.stderr)
         return 128 + interrupted.number
     except RigError as error:
@@ -180,23 +169,7 @@ def _positive_float(text: str) -> float:
     return value
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    """Signal handler: the first signal raises, and none counts after it."""
-    _ignore_signals()
-    raise _Interrupted(number)
-
-
-def _ignore_signals() -> None:
-    """By a handler, not by SIG_IGN: Python complains of a signal that came just before, and children inherit it."""
-    for number in _SIGNALS:
-        signal.signal(number, _nothing)
-
-
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Signal handler: the clean-up goes on."""
-
-
 if __name__ == "__main__":
     code = main()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # Python's own end puts the default handlers back
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Python's own end puts the default handlers back
     sys.exit(code)

@@ -11,12 +11,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from scripts.rig.errors import RigError
 from scripts.rig.process import end, spawn, wait_for
 
-__all__ = ["Namespace", "enter_network", "inside_network", "mount_namespace", "network_namespace"]
+__all__ = ["Ends", "Namespace", "enter_network", "inside_network", "mount_namespace", "network_namespace"]
 
 T = TypeVar("T")
 _FLAG = {"net": "net", "mnt": "mount"}
@@ -49,6 +49,18 @@ class Namespace:
 
     def __repr__(self) -> str:
         return f"<Namespace {'+'.join(self._kinds)} held by {self.pid}>"
+
+
+class Ends(Protocol):
+    """The two sides of a bench: the network namespace of the node, and that of the servers it talks to."""
+
+    @property
+    def near(self) -> Namespace:
+        """Where the node is."""
+
+    @property
+    def far(self) -> Namespace:
+        """Where registry and index server are."""
 
 
 def network_namespace(env: Mapping[str, str]) -> Namespace:

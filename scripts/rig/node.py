@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.rig.errors import RigError
-from scripts.rig.link import CHECKOUT, Link
-from scripts.rig.namespace import Namespace, mount_namespace
+from scripts.rig.link import CHECKOUT
+from scripts.rig.namespace import Ends, Namespace, mount_namespace
 from scripts.rig.process import end, kill_tree, marked, run, spawn, tail, wait_for_socket
 from scripts.rig.workspace import Workspace, mounts_below
 
@@ -55,9 +55,12 @@ _TOOLS = ("containerd", "containerd-shim-runc-v2", "runc", "ctr", "ctr-remote", 
 
 
 class Node:
-    """A cold node named `name`; with `daemon`, a pair (index URL, registry address), our snapshotter is on it."""
+    """A cold node named `name`; with `daemon`, a pair (index URL, registry address), our snapshotter is on it, with
+    `toml` as further sections of its configuration."""
 
-    def __init__(self, workspace: Workspace, link: Link, name: str, daemon: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, workspace: Workspace, link: Ends, name: str, daemon: tuple[str, str] | None = None, toml: str = ""
+    ) -> None:
         self.left_mounted: list[str] = []
         self._workspace = workspace
         self._directory = workspace.directory(f"nodes/{name}")
@@ -68,7 +71,7 @@ class Node:
         try:
             _drop_caches()
             if daemon is not None:
-                self._start_daemon(*daemon)
+                self._start_daemon(*daemon, toml)
             self._start_containerd(daemon is not None)
         except BaseException:
             self.close()
@@ -82,6 +85,20 @@ class Node:
     def ctr(self, *arguments: str, tool: str = "ctr") -> list[str]:
         """The command line of containerd's client (or of `ctr-remote`) for this node."""
         return self.command([tool, "--address", str(self._containerd_socket), *arguments])
+
+    def bootseer(self, *arguments: str) -> list[str]:
+        """The command line of one of our commands for this node's daemon."""
+        return self.command([BOOTSEER, *arguments, "--config", self._config])
+
+    @property
+    def daemon_socket(self) -> Path:
+        """Where our daemon serves containerd's API."""
+        return self._directory / "run" / "bootseer.sock"
+
+    @property
+    def daemon_log(self) -> Path:
+        """What our daemon has written."""
+        return self._directory / "bootseer.log"
 
     def logs(self) -> str:
         """The ends of the node's logs, for error messages."""
@@ -105,19 +122,20 @@ class Node:
             namespace.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _start_daemon(self, index_url: str, registry: str) -> None:
+    def _start_daemon(self, index_url: str, registry: str, toml: str) -> None:
         root, run_directory = self._directory / "bootseer", self._directory / "run"
         root.mkdir()
         run_directory.mkdir()
-        self._config.write_text(_DAEMON.format(root=root, run=run_directory, index=index_url, registry=registry))
-        self._start("bootseer", [BOOTSEER, "serve", "--config", self._config], run_directory / "bootseer.sock")
+        text = _DAEMON.format(root=root, run=run_directory, index=index_url, registry=registry)
+        self._config.write_text(f"{text}\n{toml}")
+        self._start("bootseer", [BOOTSEER, "serve", "--config", self._config], self.daemon_socket)
 
     def _start_containerd(self, with_daemon: bool) -> None:
         config = self._directory / "containerd.toml"
         root, state = self._directory / "containerd", self._directory / "state"
         text = _CONTAINERD.format(root=root, state=state, socket=self._containerd_socket)
         if with_daemon:
-            text += _PROXY.format(name=SNAPSHOTTER, socket=self._directory / "run" / "bootseer.sock")
+            text += _PROXY.format(name=SNAPSHOTTER, socket=self.daemon_socket)
         config.write_text(text)
         self._start("containerd", ["containerd", "--config", config], self._containerd_socket)
         # The first call waits until all plugins serve, and has the client in memory, as on a node in use.

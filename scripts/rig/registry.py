@@ -9,9 +9,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from scripts.rig.delayline import FAR
 from scripts.rig.errors import RigError
-from scripts.rig.link import FAR, Link
-from scripts.rig.namespace import inside_network
+from scripts.rig.namespace import Ends, inside_network
 from scripts.rig.oci import TAG, Layout
 from scripts.rig.process import end, run, spawn, tail, wait_for
 from scripts.rig.workspace import Workspace
@@ -42,7 +42,7 @@ _REQUEST = re.compile(r'"(GET|HEAD|POST|PUT|PATCH|DELETE) (\S+) HTTP/[0-9.]+" (\
 class Registry:
     """A running registry at `ADDRESS` of the far side."""
 
-    def __init__(self, workspace: Workspace, link: Link) -> None:
+    def __init__(self, workspace: Workspace, link: Ends) -> None:
         directory = workspace.directory("registry")
         self._root = directory / "root"
         self._log = directory / "access.log"
@@ -55,7 +55,7 @@ class Registry:
             argv = self._far.command(["docker-registry", "serve", str(config)])
             self._process = spawn(argv, workspace.env, stdout=out, stderr=errors)
         try:
-            wait_for_port(link.far.pid, PORT, self._process, "starting docker-registry")
+            wait_for_port(self._far.pid, PORT, self._process, "starting docker-registry")
         except BaseException as error:
             self.close()
             if isinstance(error, RigError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from snapshotter.errors import InvalidArgument, SnapshotterError, Transient
 from snapshotter.model import Digest
 from snapshotter.registry.answers import plan_body, status_error, total_size
+from snapshotter.registry.body import read_body
 from snapshotter.registry.endpoint import Endpoint
 from snapshotter.registry.reference import ImageRef
 from snapshotter.registry.transport import Reply
@@ -190,26 +191,11 @@ class BlobStream(Iterator[bytes]):
             self._blob.learn(plan.total)
         if not plan.ranges:
             self._blob.ranges_ignored = True
-        skip, left = plan.skip, plan.length
-        while left is None or left > 0:
-            chunk = reply.read1()
+        for chunk in read_body(reply, plan):
             self._check_open()
-            if not chunk:
-                break
-            if skip:
-                dropped = min(skip, len(chunk))
-                skip -= dropped
-                chunk = chunk[dropped:]
-            if left is not None:
-                chunk = chunk[:left]
-                left -= len(chunk)
-            if chunk:
-                self._given += len(chunk)
-                yield chunk
-        if left or skip:
-            raise Transient(
-                f"{reply.what}: short body after {self._given} bytes (HTTP status {reply.status}), {left} missing"
-            )
+            self._given += len(chunk)
+            yield chunk
+        self._check_open()  # a body that stops short because it was cancelled is no fault of the server's
 
     def _check_open(self) -> None:
         if self._closed:

@@ -69,11 +69,23 @@ def programs() -> Path:
 
 
 @pytest.fixture(scope="session")
+def nerdctl(programs: Path) -> Path:
+    """The built nerdctl. The test is skipped where its modules are refused, which `scripts/tools` notes, and only there."""
+    refused = programs / "nerdctl.refused"
+    if refused.exists():
+        pytest.skip(f"no nerdctl: {refused.read_text().strip()}")
+    assert (programs / "nerdctl").exists()
+    return programs / "nerdctl"
+
+
+@pytest.fixture(scope="session")
 def containerds(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Containerd]:
-    """Debian's containerd, with crictl beside it, and the one that was built."""
-    only_crictl = tmp_path_factory.mktemp("bin")
-    (only_crictl / "crictl").symlink_to(programs / "crictl")
-    found = {"1.6": Containerd("1.6", 2, only_crictl), "2.4": Containerd("2.4", 3, programs)}
+    """Debian's containerd, with crictl and nerdctl beside it, and the one that was built."""
+    clients = tmp_path_factory.mktemp("bin")
+    for name in ("crictl", "nerdctl"):
+        if (programs / name).exists():
+            (clients / name).symlink_to(programs / name)
+    found = {"1.6": Containerd("1.6", 2, clients), "2.4": Containerd("2.4", 3, programs)}
     assert tuple(found) == CONTAINERDS
     for containerd in found.values():
         program = shutil.which("containerd", path=containerd.path)

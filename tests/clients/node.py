@@ -37,7 +37,7 @@ disabled_plugins = {disabled}
 address = "{home}/c.sock"
 """
 _REGISTRY = {"version": 0.1, "log": {"accesslog": {"disabled": True}, "level": "error"}}
-_DAEMON = 'root = "{home}/b"\nrun = "{home}/r"\n[index]\nurl = "{indexes}"\n'
+_DAEMON = 'root = "{home}/b"\nrun = "{home}/r"\n[index]\nurl = "{indexes}"\n[containerd]\naddress = "{home}/c.sock"\n'
 _NERDCTL = (
     'data_root = "{home}/n"\naddress = "{home}/c.sock"\ncgroup_manager = "cgroupfs"\ncni_netconfpath = "{home}/cni"\n'
 )

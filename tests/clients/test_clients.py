@@ -26,7 +26,6 @@ from tests.snapshotter.images import gzip_layer, write_layout
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]  # the first time the clients are built
 
-_NO_NERDCTL = "nerdctl is not installed, and its Go module is not to be had here"
 _IMAGE = f"{REGISTRY}/app:1"
 _TRANSFER = next(case for case in CASES if case.client == "ctr" and case.outcome == "lazy")
 _READY = RECIPES["tiny"].ready
@@ -44,7 +43,15 @@ _CRI_HERE = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_client(case: Case, containerds: Mapping[str, Containerd], images: Images, cells: Cells) -> None:
+def test_client(
+    case: Case,
+    containerds: Mapping[str, Containerd],
+    images: Images,
+    cells: Cells,
+    request: pytest.FixtureRequest,
+) -> None:
+    if case.client == "nerdctl":
+        request.getfixturevalue("nerdctl")
     seen = _try(case, containerds[case.containerd], images)
     cells.append((case.row, case.containerd, seen))
     assert seen == case.outcome
@@ -100,10 +107,9 @@ def test_ctr_after_a_lazy_pull(containerds: Mapping[str, Containerd], images: Im
         node.run(*export)
 
 
+@pytest.mark.usefixtures("nerdctl")
 def test_nerdctl_after_a_lazy_pull(containerds: Mapping[str, Containerd], images: Images) -> None:
     """What the document's last table says of it."""
-    if shutil.which("nerdctl") is None:
-        pytest.skip(_NO_NERDCTL)
     with _node(_TRANSFER, containerds["2.4"], images) as node:
         nerdctl = ("nerdctl", "--snapshotter", "bootseer")
         detached = (*nerdctl, "run", "-d", "--name", "container", "--network", "none", "--cgroup-parent", node.cgroup)
@@ -133,9 +139,7 @@ def _pull_again(node: Node, images: Images) -> str:
 
 def _try(case: Case, containerd: Containerd, images: Images) -> str:
     """Pull, run and remove on a new node; returns what the pull was."""
-    if shutil.which(case.client, path=containerd.path) is None:
-        assert case.client == "nerdctl", f"{case.client} is missing"
-        pytest.skip(_NO_NERDCTL)
+    assert shutil.which(case.client, path=containerd.path), f"{case.client} is missing"
     cri = case.client == "crictl"
     layers = {*images.app.layers, *(images.pause.layers if cri else ())}
     with _node(case, containerd, images) as node:

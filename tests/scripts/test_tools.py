@@ -14,9 +14,13 @@ echo "$@" >>"$LOG"
 case "$1 $2" in
     "version ") echo "go version go1.19 linux/amd64" ;;
     "env GOARCH") echo amd64 ;;
-    "list -m") if [ -n "$OLD" ]; then echo "go.mod requires go >= 9" >&2; exit 1; fi; echo v2.9.9 ;;
-    "list tool") echo example.org/cmd/first ;;
-    build*) [ -z "$BROKEN" ] || exit 1; while [ "$1" != -o ]; do shift; done; echo built >"$2/first" ;;
+    "list -m") if [ -n "$OLD" ]; then echo "go.mod requires go >= 9" >&2; exit 1; fi ;;
+    "list -deps") if [ -n "$SERVER" ]; then echo "$3: reading m.zip: $SERVER" >&2; exit 1; fi ;;
+    build*)
+        [ -z "$BROKEN" ] || exit 1
+        while [ "$1" != -o ]; do shift; done
+        directory=$2
+        for program; do case $program in */cmd/*) echo built >"$directory/${program##*/}" ;; esac; done ;;
     test*) while [ "$1" != -o ]; do shift; done; echo built >"$2" ;;
 esac
 """
@@ -50,7 +54,7 @@ def tools(tmp_path: Path) -> Tools:
     return Tools(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "program"), [("clients", "first"), ("suite", "suite")])
+@pytest.mark.parametrize(("name", "program"), [("clients", "containerd"), ("clients", "nerdctl"), ("suite", "suite")])
 def test_it_builds_once(tools: Tools, name: str, program: str) -> None:
     first, second = tools.run(name), tools.run(name)
     assert first.returncode == 0, first.stderr
@@ -74,6 +78,27 @@ def test_a_failed_build_leaves_nothing(tools: Tools) -> None:
     assert tools.run("clients", BROKEN="yes").returncode != 0
     assert [path.name for path in tools.cache.iterdir()] == [".lock"]
     assert tools.run("clients").returncode == 0
+
+
+def test_it_builds_the_others_where_nerdctl_is_refused_and_asks_again(tools: Tools) -> None:
+    refused = tools.run("clients", SERVER="403 Forbidden")
+    directory = Path(refused.stdout.strip())
+    assert refused.returncode == 0 and "without nerdctl" in refused.stderr
+    assert (directory / "crictl").exists() and not (directory / "nerdctl").exists()
+    assert (directory / "nerdctl.refused").read_text().endswith("m.zip: 403 Forbidden\n")
+    for answer in ("403 Forbidden", "connection refused"):  # what is there stays in use
+        assert tools.run("clients", SERVER=answer).stdout == refused.stdout
+    assert tools.builds() == 1
+    assert tools.run("clients").stdout == refused.stdout
+    assert tools.builds() == 2
+    assert (directory / "nerdctl").exists() and not (directory / "nerdctl.refused").exists()
+
+
+def test_a_server_that_does_not_answer_is_no_refusal(tools: Tools) -> None:
+    done = tools.run("clients", SERVER="dial tcp: connection refused")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "nerdctl's modules" in done.stderr and "connection refused" in done.stderr
+    assert tools.builds() == 0
 
 
 @pytest.mark.skipif(os.path.exists("/usr/bin/go"), reason="this machine has a Go where everything else is")

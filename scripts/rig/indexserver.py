@@ -1,11 +1,12 @@
 """The HTTP directory from which a node takes its indexes: a server process on the far side, and its handle.
 
-HTTP/1.1 with kept-alive connections, GET and HEAD of files below one directory; everything else is 404. The process
-(`main`) writes one line a request, `METHOD PATH STATUS BYTES`, to its standard output when the request has ended. It
-knows nothing of what the files mean.
+HTTP/1.1 with kept-alive connections, GET (also of one range of bytes) and HEAD of files below one directory; everything
+else is 404. The process (`main`) writes one line a request, `METHOD PATH STATUS BYTES`, to its standard output when the
+request has ended. It knows nothing of what the files mean.
 """
 
 import argparse
+import re
 import shutil
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,6 +65,9 @@ class IndexServer:
         return f"<IndexServer {self.url} {self.requests()} requests>"
 
 
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # head and body are two writes: with Nagle the second waits an RTT for its ACK
@@ -79,8 +83,17 @@ class _Handler(BaseHTTPRequestHandler):
         path = (self.root / unquote(urlsplit(self.path).path).lstrip("/")).resolve()
         found = path.is_file() and path.is_relative_to(self.root)
         data = path.read_bytes() if found else b""
-        status = 200 if found else 404
+        status, size = 200 if found else 404, len(data)
+        wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
+        if found and wanted is not None:
+            start = int(wanted[1])
+            data = data[start : int(wanted[2]) + 1]
+            status = 206 if data else 416
         self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{size}")
+        elif status == 416:
+            self.send_header("Content-Range", f"bytes */{size}")
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

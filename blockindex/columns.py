@@ -14,7 +14,7 @@ import zstandard
 
 from blockindex.errors import Corrupt
 
-__all__ = ["MAX_ROWS", "compress", "decompress", "pack", "unpack"]
+__all__ = ["MAX_ROWS", "compress", "decompress", "little_endian", "pack", "unpack"]
 
 MAX_ROWS = 1 << 22
 """Rows that `unpack` accepts (32 MiB a column): 8 times the 500,000 that layers are expected to stay below."""
@@ -44,13 +44,18 @@ def decompress(data: bytes, size: int, limit: int, field: str) -> bytes:
     return out
 
 
+def little_endian(column: "array[int]") -> bytes:
+    """The column's numbers one after the other, lowest byte first."""
+    return column.tobytes() if sys.byteorder == "little" else _swapped(column).tobytes()
+
+
 def pack(columns: Sequence["array[int]"]) -> bytes:
     """Equally long columns of 64-bit numbers as one frame."""
     rows = len(columns[0])
     out = bytearray()
     for column in columns:
         assert len(column) == rows and column.itemsize == _WIDTH
-        little = column.tobytes() if sys.byteorder == "little" else _swapped(column).tobytes()
+        little = little_endian(column)
         for plane in range(_WIDTH):
             out += little[plane::_WIDTH]
     return compress(bytes(out))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from blockindex.columns import little_endian
 from blockindex.errors import Corrupt
 from blockindex.filetable import FileTable
 from blockindex.model import BLOCK, PIECE_BLOCKS, Compression
@@ -89,6 +90,15 @@ class LayerIndex:
     def has_windows(self) -> bool:
         """Whether the windows section has been attached; without it only spans without window can be decoded."""
         return self.spans.windows is not None or not self.spans.windows_size
+
+    def layout(self) -> str:
+        """Name of how the tar's bytes lie in the data region: sha256 of the data size and the file table's columns
+        (numbers of 8 bytes, little-endian), as `sha256:<hex>`. With the blob's digest it says which bytes a block
+        holds, whatever spans the index has."""
+        digest = sha256(self.data_size.to_bytes(8, "little"))
+        for column in (self.files.tar_offsets, self.files.data_offsets, self.files.sizes):
+            digest.update(little_endian(column))
+        return f"sha256:{digest.hexdigest()}"
 
     def hole_blocks(self) -> Iterable[range]:
         """The runs of blocks that no span owns: they hold no stored byte and read as zeros."""

@@ -9,8 +9,9 @@ A layer is a directory `<root>/layers/<node name>`, which appears whole by one r
   used        empty; its time of modification is when the layer was mounted or given back last
 A layer that is being removed is a directory `.dead-…` meanwhile; see `layers.Layers.remove`.
 The node name is the first 14 hex digits of the layer's digest; shifted left by 8 bits it is also the FUSE node id, so
-ids are the same after any restart with no table to lose (the low 8 bits are for further files of one layer). Two
-layers with one node name are told apart by layer.json: the second is refused and served by the ordinary path.
+ids are the same after any restart with no table to lose. The low 8 bits are 0 for the file that all containers share,
+and a slot (1..255) for a private file of the same layer, `<node name>.<slot>`, whose reads are recorded. Two layers
+with one node name are told apart by layer.json: the second is refused and served by the ordinary path.
 
 Invariant: bytes are in `data` before their block says PRESENT, and only verified bytes are written. One process (the
 fetch process) writes; any process may map `present` and read. `present` is allocated in full when it is made, since a
@@ -47,6 +48,7 @@ __all__ = [
     "Staging",
     "node_id",
     "node_name",
+    "private_name",
     "write_all",
 ]
 
@@ -54,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 ABSENT, PRESENT, UNVERIFIED = 0, 1, 2
 _DISTRUST = bytes([ABSENT, UNVERIFIED]) + bytes(range(2, 256))
-_VERSION = 2
+_VERSION = 3
 _NAME_DIGITS = 14
 _ALL_PRESENT = bytes([PRESENT]) * 4096
 
@@ -64,9 +66,14 @@ def node_name(digest: Digest) -> str:
     return digest.partition(":")[2][:_NAME_DIGITS]
 
 
-def node_id(name: str) -> int:
-    """FUSE node id of a node name; the inverse is `f"{node_id >> 8:014x}"`."""
-    return int(name, 16) << 8
+def private_name(name: str, slot: int) -> str:
+    """FUSE file name of a layer's private file; slot 0 is the shared one."""
+    return f"{name}.{slot:02x}" if slot else name
+
+
+def node_id(name: str, slot: int = 0) -> int:
+    """FUSE node id of a node name; the inverse is `f"{node_id >> 8:014x}"`, and the slot `node_id & 0xFF`."""
+    return int(name, 16) << 8 | slot
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
@@ -84,8 +91,9 @@ def _seal(metadata: bytes, index: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class LayerRecord:
     """layer.json: sizes in bytes; `images` are the references it was pulled through, the newest last; `implied_dirs`
-    those of the layer index, in layer.json as text with undecodable bytes as surrogates; `seal` the sha256 of metadata
-    and index, one after the other (set by `Staging.publish`)."""
+    those of the layer index, in layer.json as text with undecodable bytes as surrogates; `layout` the index's name of
+    how the data region is laid out; `seal` the sha256 of metadata and index, one after the other (set by
+    `Staging.publish`)."""
 
     digest: Digest
     blob_size: int
@@ -93,6 +101,7 @@ class LayerRecord:
     data_size: int
     images: tuple[str, ...]
     implied_dirs: tuple[bytes, ...]
+    layout: str
     seal: str = ""
 
     @property

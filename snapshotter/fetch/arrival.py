@@ -225,6 +225,7 @@ def _publish(staging: Staging, index: LayerIndex, encoded: bytes, image: str, ab
         data_size=index.data_size,
         images=(image,),
         implied_dirs=index.implied_dirs,
+        layout=index.layout(),
     )
     try:
         return staging.publish(record, index.metadata, encoded, absent)

@@ -20,7 +20,9 @@ from snapshotter.kernel.mountapi import MountEntry
 from snapshotter.model import Digest
 
 DIGEST = Digest("sha256:" + "0123456789abcdef" * 4)
-RECORD = LayerRecord(DIGEST, 1000, meta_size=8192, data_size=1 << 20, images=("registry.test/app:1",), implied_dirs=())
+RECORD = LayerRecord(
+    DIGEST, 1000, meta_size=8192, data_size=1 << 20, images=("registry.test/app:1",), implied_dirs=(), layout=""
+)
 SAFE, UNSAFE = (7, 1, 0), (6, 12, 43)
 
 

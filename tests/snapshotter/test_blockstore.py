@@ -18,7 +18,7 @@ DATA = os.urandom(10 * BLOCK)
 
 
 def _record(digest: Digest = DIGEST) -> LayerRecord:
-    return LayerRecord(digest, 1234, len(META), len(DATA), ("registry.test/image:1",), (b"/opt", b"/tmp\xff"))
+    return LayerRecord(digest, 1234, len(META), len(DATA), ("registry.test/image:1",), (b"/opt", b"/tmp\xff"), "layout")
 
 
 def _publish(store: BlockStore, absent: list[tuple[int, int]], digest: Digest = DIGEST) -> Path:

@@ -75,7 +75,7 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     staging = bench.store.stage(DIGEST)
-    staging.publish(LayerRecord(DIGEST, 1, 4096, 0, (IMAGE,), ()), bytes(4096), b"index", [])
+    staging.publish(LayerRecord(DIGEST, 1, 4096, 0, (IMAGE,), (), ""), bytes(4096), b"index", [])
     yield bench
     bench.close()
 

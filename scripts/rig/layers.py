@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["EPOCH_S", "Blob", "Entry", "Tree", "read_tree", "write_layer"]
+from isal import isal_zlib
+
+__all__ = ["EPOCH_S", "Blob", "BlobWriter", "Entry", "Tree", "read_tree", "write_layer"]
 
 EPOCH_S = 1_700_000_000
 """Modification time (Unix seconds) of what the build itself made."""
@@ -84,7 +86,7 @@ def read_tree(root: Path, excluded: Callable[[str], bool] = lambda path: False) 
 
 def write_layer(root: Path, before: Tree, after: Tree, started_ns: int, out: BinaryIO) -> Blob:
     """Write the gzip blob of the layer that turns `before` into `after`, the state `root` is in now."""
-    compressor = _Gzip(out)
+    compressor = BlobWriter(out)
     with tarfile.open(
         fileobj=compressor,
         mode="w",
@@ -173,12 +175,13 @@ def _tar_info(path: str, entry: Entry, started_ns: int) -> tarfile.TarInfo:
     return info
 
 
-class _Gzip(io.RawIOBase):
-    """Writes `gzip -6` without name or time to `out`, and both digests on the way."""
+class BlobWriter(io.RawIOBase):
+    """Writes a gzip member without name or time to `out`, and both digests on the way: as `gzip -6` does, or with
+    `fast` as igzip does at its level 1."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: BinaryIO, fast: bool = False) -> None:
         self._out = out
-        self._deflate = zlib.compressobj(6, zlib.DEFLATED, 31)
+        self._deflate = isal_zlib.compressobj(1, zlib.DEFLATED, 31) if fast else zlib.compressobj(6, zlib.DEFLATED, 31)
         self._tar = hashlib.sha256()
         self._blob = hashlib.sha256()
         self._offset = 0

@@ -6,10 +6,11 @@ It knows nothing of what is in the layers. A layout is complete or not there: th
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from scripts.rig.layers import EPOCH_S, Blob, Tree, write_layer
 
@@ -42,9 +43,13 @@ class LayoutWriter:
 
     def add_layer(self, root: Path, before: Tree, after: Tree, started_ns: int) -> Blob:
         """Add the layer between two states of the tree at `root` (see `layers.write_layer`)."""
+        return self.add_blob(lambda out: write_layer(root, before, after, started_ns, out))
+
+    def add_blob(self, write: Callable[[BinaryIO], Blob]) -> Blob:
+        """Add the layer that `write` writes."""
         partial = self._blobs / "partial"
         with partial.open("wb") as out:
-            blob = write_layer(root, before, after, started_ns, out)
+            blob = write(out)
         partial.rename(self._blobs / blob.digest.removeprefix("sha256:"))
         self._layers.append(blob)
         return blob

@@ -11,7 +11,7 @@ import pytest
 from scripts.rig import coldstart, node
 from scripts.rig.coldstart import Bench, System, cold_start
 from scripts.rig.errors import RigError
-from scripts.rig.image import RECIPES, build
+from scripts.rig.image import RECIPES, build, cached
 from scripts.rig.indexserver import IndexServer
 from scripts.rig.link import Link
 from scripts.rig.node import BOOTSEER, Node
@@ -44,7 +44,7 @@ def bench(cache: Path) -> Iterator[Bench]:
 
 
 def _layout(cache: Path) -> Layout:
-    return read_layout(cache / RECIPES["tiny"].key())
+    return read_layout(cached(RECIPES["tiny"], cache))
 
 
 def test_overlayfs_downloads_the_whole_image(bench: Bench, cache: Path) -> None:

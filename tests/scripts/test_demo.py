@@ -38,7 +38,7 @@ def _left(pid: int) -> list[str]:
     prefix = f"{PARENT}/{PREFIX}{pid}-"
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if prefix in line]
     processes = [f"process {it}" for it, root in marked().items() if root.startswith(prefix)]
-    builds = [str(path) for path in CACHE.glob(".build-*")]
+    builds = [str(path) for path in CACHE.glob(".build-tiny-*")]
     return [*mounts, *processes, *builds, *(str(path) for path in PARENT.glob(f"{PREFIX}{pid}-*"))]
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from scripts.rig.errors import RigError
-from scripts.rig.image import RECIPES, Step, build
+from scripts.rig.image import RECIPES, Step, build, cached
 
 pytestmark = pytest.mark.system
 TINY = RECIPES["tiny"]
 
 
 def _contents(cache: Path) -> set[str]:
-    return {path.name for path in cache.iterdir()} - {".lock"}
+    return {path.name for path in cache.iterdir()} - {".lock-tiny"}
 
 
 def test_two_builds_give_the_same_digests(tmp_path: Path) -> None:
@@ -29,14 +29,14 @@ def test_the_second_time_it_comes_from_the_cache(tmp_path: Path) -> None:
     assert any("building" in line for line in said)
     said.clear()
     assert build(TINY, os.environ, said.append, tmp_path) == first
-    assert said == [f"image tiny from {tmp_path / TINY.key()}"]
+    assert said == [f"image tiny from {cached(TINY, tmp_path)}"]
 
 
 def test_a_changed_recipe_replaces_the_older_image(tmp_path: Path) -> None:
     build(TINY, os.environ, print, tmp_path)
     changed = dataclasses.replace(TINY, steps=(*TINY.steps, Step("more", 'echo more >"$1/more"')))
     assert len(build(changed, os.environ, print, tmp_path).layers) == 4
-    assert _contents(tmp_path) == {changed.key()}
+    assert _contents(tmp_path) == {cached(changed, tmp_path).name}
 
 
 def test_a_failed_step_says_why_and_leaves_nothing(tmp_path: Path) -> None:
@@ -50,4 +50,4 @@ def test_a_failed_step_says_why_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_build_ignores_what_a_killed_one_left(tmp_path: Path) -> None:
     (tmp_path / ".build-dead" / "root").mkdir(parents=True)
     build(TINY, os.environ, print, tmp_path)
-    assert _contents(tmp_path) == {TINY.key()}
+    assert _contents(tmp_path) == {cached(TINY, tmp_path).name}

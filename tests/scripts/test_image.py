@@ -48,6 +48,6 @@ def test_a_failed_step_says_why_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_build_ignores_what_a_killed_one_left(tmp_path: Path) -> None:
-    (tmp_path / ".build-dead" / "root").mkdir(parents=True)
+    (tmp_path / ".build-tiny-dead" / "root").mkdir(parents=True)
     build(TINY, os.environ, print, tmp_path)
     assert _contents(tmp_path) == {cached(TINY, tmp_path).name}

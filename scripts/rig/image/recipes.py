@@ -58,12 +58,11 @@ class Recipe:
         """Whether this first line is the right one."""
         return fnmatchcase(line, self.ready)
 
-    def key(self, code: bytes = b"") -> str:
-        """Name of the image in the cache: changes with the layers, the image's own command, and `code` (what builds
-        it)."""
+    def key(self, builder: str = "") -> str:
+        """Name of the image in the cache: changes with the layers, the image's own command, and the `builder`."""
         command = RECIPES[self.layers_of].command if self.layers_of else self.command
-        text = json.dumps([self.image, [_plain(step) for step in self.steps], command, architecture()])
-        return f"{self.image}-{hashlib.sha256(text.encode() + code).hexdigest()[:16]}"
+        text = json.dumps([builder, self.image, [_plain(step) for step in self.steps], command, architecture()])
+        return f"{self.image}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def architecture() -> str:

@@ -3,43 +3,70 @@
 The clock runs from the start of the pull command to the arrival of the line (a blocking read, no poll). `size` counts
 what the link delivered to the node until that moment, headers included. Requests (registry and index server) are
 counted until the node has stopped, so that one still open at the ready line counts too. A start that is not ready
-within `DEADLINE_S` is an error, not a sample.
+within its deadline is an error, not a sample.
+
+A warm start is a second container of the same image on the same node: from the order to run until its first line.
+Several together: the image is pulled once, as a kubelet does, then all containers are started at once; the last line
+counts.
 """
 
-import os
-import select
+import json
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+from scripts.rig import oracle
+from scripts.rig.containers import Containers
 from scripts.rig.errors import RigError
 from scripts.rig.image import Recipe
 from scripts.rig.indexserver import IndexServer
 from scripts.rig.link import Link
 from scripts.rig.node import SNAPSHOTTER, Node
-from scripts.rig.process import end, spawn
+from scripts.rig.peer import PEERS, Peer
+from scripts.rig.process import end, run, spawn
 from scripts.rig.registry import ADDRESS, Registry
+from scripts.rig.watch import Watch
 from scripts.rig.workspace import Workspace
 
-__all__ = ["DEADLINE_S", "Bench", "ColdStart", "System", "cold_start"]
+__all__ = ["DEADLINE_S", "Bench", "ColdStart", "Extras", "System", "cold_start"]
 
 DEADLINE_S = 120.0
+"""Unless a bench says otherwise."""
 
 
 class System(Enum):
-    """What starts the container: containerd's own snapshotter; ours finding no index anywhere; ours finding one."""
+    """What starts the container: containerd's own snapshotter; ours finding no index anywhere; ours finding one; ours
+    finding one and a hot set; the oracle, which knows what will be read (`oracle`); a lazy snapshotter of others."""
 
     OVERLAYFS = "overlayfs"
     BOOTSEER_FIRST = "bootseer-first"
     BOOTSEER = "bootseer"
+    BOOTSEER_HOT = "bootseer-hot"
+    ORACLE = "oracle"
+    STARGZ = "stargz"
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is bootseer."""
+        return self.value.startswith("bootseer")
+
+    @property
+    def peer(self) -> Peer | None:
+        """The program of others that it is."""
+        return PEERS.get(self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """What one cold start took: seconds until the pull command returned and until ready, bytes, requests."""
+    """What one cold start took: seconds until the pull command returned and until ready, bytes, requests.
+
+    `ready_each_s` has one element per container started together. `warm_s` is the warm start, if one was asked for.
+    `layers` are the sums over the node's layers of what `bootseer status` counts, right after ready; empty if the
+    system is not ours.
+    """
 
     system: System
     pull_s: float
@@ -47,11 +74,19 @@ class ColdStart:
     size: int
     requests: int
     output_ok: bool
+    line: str = ""
+    ready_each_s: tuple[float, ...] = ()
+    warm_s: float | None = None
+    layers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Everything that cold starts share. `indexes` is the directory of indexes for `System.BOOTSEER`."""
+    """Everything that cold starts of one image on one link share.
+
+    `indexes` is the directory of layer indexes, `hot` that of hot sets, `working_set_bytes` what the oracle fetches:
+    None where no system that needs it is used. `peers` are references of the image as a peer wants it.
+    """
 
     workspace: Workspace
     link: Link
@@ -59,21 +94,38 @@ class Bench:
     index_server: IndexServer
     recipe: Recipe
     reference: str
-    indexes: Path | None
+    indexes: Path | None = None
+    hot: Path | None = None
+    working_set_bytes: int | None = None
+    peers: Mapping[str, str] = field(default_factory=dict)
+    deadline_s: float | None = None
 
 
-def cold_start(bench: Bench, system: System, name: str) -> ColdStart:
-    """Make a cold node, start the image's container on it once, and take the node away again."""
-    if system is System.BOOTSEER and bench.indexes is None:
-        raise RigError("no indexes were built for the system `bootseer`")
-    bench.index_server.offer(bench.indexes if system is System.BOOTSEER else None)
-    daemon = None if system is System.OVERLAYFS else (bench.index_server.url, ADDRESS)
-    node = Node(bench.workspace, bench.link, name, daemon)
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is wanted beside the one cold start: a warm start after it, several containers at once, a directory for what
+    the timeline needs."""
+
+    warm: bool = False
+    together: int = 1
+    timeline: Path | None = None
+
+
+def cold_start(bench: Bench, system: System, name: str, extras: Extras | None = None) -> ColdStart:
+    """Make a cold node, start the image's container on it, and take the node away again."""
+    extras = extras or Extras()
+    _offer(bench, system)
+    node = _node(bench, system, name, extras.timeline is not None)
     try:
         bench.registry.warm()
         bench.index_server.warm()
+        if system is System.ORACLE:
+            oracle.prepare(node, bench.workspace.env, bench.reference, bench.recipe)
         requests = bench.registry.requests() + bench.index_server.requests()
-        pull_s, ready_s, size, line = _measure(bench, system, node, name)
+        with Watch(bench.link, bench.registry.log, bench.index_server.log, extras.timeline) as watch:
+            result = _measure(bench, system, node, name, extras, watch)
+        if extras.timeline is not None:
+            node.keep_logs(extras.timeline)
     except RigError as error:
         raise RigError(f"cold start with {system.value}: {error}\n{node.logs()}") from None
     finally:
@@ -81,75 +133,117 @@ def cold_start(bench: Bench, system: System, name: str) -> ColdStart:
     if node.left_mounted:
         raise RigError(f"cold start with {system.value}: still mounted after the stop: {node.left_mounted}")
     requests = bench.registry.settled_requests() + bench.index_server.requests() - requests
-    return ColdStart(system, pull_s, ready_s, size, requests, line == bench.recipe.ready)
+    return replace(result, requests=requests)
 
 
-def _measure(bench: Bench, system: System, node: Node, name: str) -> tuple[float, float, int, str]:
-    """Pull and run: seconds of both moments, bytes until ready, and the container's first line."""
-    pull, start = _commands(bench, system, node, name)
+def _offer(bench: Bench, system: System) -> None:
+    """Put on the index server what the system is to find."""
+    wanted: list[Path | None] = []
+    if system in (System.BOOTSEER, System.BOOTSEER_HOT):
+        wanted.append(bench.indexes)
+    if system is System.BOOTSEER_HOT:
+        wanted.append(bench.hot)
+    if None in wanted:
+        raise RigError(f"no indexes or no hot set were made for the system `{system.value}`")
+    bench.index_server.offer(*(path for path in wanted if path is not None))
+    if system is System.ORACLE:
+        if bench.working_set_bytes is None:
+            raise RigError("the working set of the image was not measured")
+        oracle.offer(bench.index_server, bench.working_set_bytes)
+
+
+def _node(bench: Bench, system: System, name: str, verbose: bool) -> Node:
+    if not system.ours:
+        return Node(bench.workspace, bench.link, name, peer=system.peer)
+    toml = f'[hotset]\nurl = "{bench.index_server.url}"\n' if system is System.BOOTSEER_HOT else ""
+    toml += '[log]\nlevel = "debug"\n' if verbose else ""
+    return Node(bench.workspace, bench.link, name, (bench.index_server.url, ADDRESS), toml)
+
+
+def _measure(bench: Bench, system: System, node: Node, name: str, extras: Extras, watch: Watch) -> ColdStart:
+    """Pull and run; without the number of requests."""
+    env = bench.workspace.env
+    reference = bench.peers.get(system.value, bench.reference)
+    snapshotter = _snapshotter(system)
+    deadline_s = DEADLINE_S if bench.deadline_s is None else bench.deadline_s
     before = bench.link.traffic().to_near
-    started = time.monotonic()
-    deadline = started + DEADLINE_S
-    _pull(pull, bench.workspace.env, deadline)
-    pull_s = time.monotonic() - started
-    errors = bench.workspace.root / f"{name}.errors"
-    with errors.open("wb") as log:
-        process = spawn(start, bench.workspace.env, stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert process.stdout is not None
-        line = _first_line(process.stdout.fileno(), deadline)
-        ready_s = time.monotonic() - started
-        size = bench.link.traffic().to_near - before
-        if line is None:
-            raise RigError(f"no line from the container within {DEADLINE_S:.0f} s; {errors.read_text().strip()}")
-        try:
-            code = process.wait(30)
-        except subprocess.TimeoutExpired:
-            raise RigError("the container was ready, but did not end within 30 s") from None
-        if code != 0:
-            raise RigError(f"the container ended with exit code {code}: {errors.read_text().strip()}")
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
-        end(process, grace_s=0)
-    return pull_s, ready_s, size, line
-
-
-def _commands(bench: Bench, system: System, node: Node, name: str) -> tuple[list[str], list[str]]:
-    """The command lines that pull the image and start its container."""
-    if system is System.OVERLAYFS:
-        snapshotter = "overlayfs"
-        options = ["--plain-http", "--snapshotter", snapshotter, bench.reference]
-        pull = node.ctr("images", "pull", *options)
+    started = watch.start()
+    deadline = started + deadline_s
+    if system is System.ORACLE:
+        oracle.fetch(bench.link, deadline)
     else:
-        snapshotter = SNAPSHOTTER
-        options = ["--snapshotter", snapshotter, "--plain-http", bench.reference]
-        pull = node.ctr("images", "rpull", *options, tool="ctr-remote")
+        _pull(_pull_command(system, node, reference), env, deadline, deadline_s)
+    pull_s = time.monotonic() - started
+    watch.note("pull returned")
+    words = _run_words(bench.recipe, snapshotter, reference)
+    with Containers(bench.workspace, node, name, words, extras.together) as containers:
+        lines = containers.first_lines(deadline)
+        size = bench.link.traffic().to_near - before
+        watch.note("ready")
+        layers = _layer_sums(node, env) if system.ours else {}
+        containers.wait()
+    warm_s = None
+    if extras.warm:
+        with Containers(bench.workspace, node, f"{name}-warm", words, 1) as containers:
+            (warm,) = containers.first_lines(time.monotonic() + deadline_s)
+            warm_s = warm.after_s
+            containers.wait()
+        lines.append(warm)
+    cold = lines[: extras.together]
+    return ColdStart(
+        system,
+        pull_s,
+        max(line.at for line in cold) - started,
+        size,
+        requests=0,
+        output_ok=all(bench.recipe.is_ready(line.text) for line in lines),
+        line=lines[0].text,
+        ready_each_s=tuple(line.at - started for line in cold),
+        warm_s=warm_s,
+        layers=layers,
+    )
+
+
+def _snapshotter(system: System) -> str:
+    if system.ours:
+        return SNAPSHOTTER
+    return system.peer.name if system.peer is not None else "overlayfs"
+
+
+def _pull_command(system: System, node: Node, reference: str) -> list[str]:
+    if system is System.OVERLAYFS:
+        return node.ctr("images", "pull", "--plain-http", "--snapshotter", "overlayfs", reference)
+    words = ["--snapshotter", _snapshotter(system), "--plain-http", reference]
+    return node.ctr("images", "rpull", *words, tool="ctr-remote")
+
+
+def _run_words(recipe: Recipe, snapshotter: str, reference: str) -> tuple[list[str], list[str]]:
+    """The words of `ctr run` before and after the container's name."""
     # No cgroup of its own: a new parent group named after the namespace would stay on the machine.
-    return pull, node.ctr("run", "--rm", "--cgroup", "", "--snapshotter", snapshotter, bench.reference, name)
+    before = ["run", "--rm", "--cgroup", "", "--snapshotter", snapshotter, reference]
+    return before, list(recipe.command) if recipe.layers_of else []
 
 
-def _pull(argv: Sequence[str], env: Mapping[str, str], deadline: float) -> None:
+def _layer_sums(node: Node, env: Mapping[str, str]) -> dict[str, int]:
+    """The sums over all layers of each whole number that `bootseer status --json` gives of a layer."""
+    layers = json.loads(run(node.bootseer("status", "--json"), env, "asking for the status", 30)).get("layers", [])
+    sums: dict[str, int] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, int) and not isinstance(value, bool):
+                sums[key] = sums.get(key, 0) + value
+    return sums
+
+
+def _pull(argv: Sequence[str], env: Mapping[str, str], deadline: float, deadline_s: float) -> None:
     process = spawn(argv, env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         out, _ = process.communicate(timeout=deadline - time.monotonic())
     except subprocess.TimeoutExpired:
-        raise RigError(f"the pull did not end within {DEADLINE_S:.0f} s") from None
+        raise RigError(f"the pull did not end within {deadline_s:.0f} s") from None
     finally:
         end(process, grace_s=0)
         if process.stdout is not None:
             process.stdout.close()
     if process.returncode != 0:
         raise RigError(f"the pull failed with exit code {process.returncode}: {out.decode(errors='replace')[-1500:]}")
-
-
-def _first_line(descriptor: int, deadline: float) -> str | None:
-    """The first line that arrives before `deadline`, without its end; None when none does."""
-    data = b""
-    while b"\n" not in data:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        chunk = os.read(descriptor, 4096) if ready else b""
-        if not chunk:
-            return None
-        data += chunk
-    return data.split(b"\n", 1)[0].decode(errors="replace").rstrip("\r")

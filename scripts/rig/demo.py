@@ -17,20 +17,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.rig.artifacts import build_indexes
 from scripts.rig.coldstart import Bench, ColdStart, System, cold_start
 from scripts.rig.errors import RigError
 from scripts.rig.image import CACHE, RECIPES, build
 from scripts.rig.indexserver import IndexServer
 from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
 from scripts.rig.link import Link
-from scripts.rig.node import BOOTSEER
 from scripts.rig.oci import Layout
-from scripts.rig.process import run
 from scripts.rig.registry import Registry
 from scripts.rig.report import document, table
 from scripts.rig.workspace import Workspace
 
 __all__ = ["main"]
+
+SYSTEMS = (System.OVERLAYFS, System.BOOTSEER_FIRST, System.BOOTSEER)
+"""What the demo compares, in the order of its table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +97,12 @@ def _run(options: _Options, stack: ExitStack, progress: _Progress) -> tuple[Layo
     stack.callback(index_server.close)
     reference = registry.push(layout, f"bench/{recipe.name}")
     progress(f"registry: {reference}, {len(layout.layers)} layers, {layout.size / 1e6:.1f} MB")
-    indexes = _build_indexes(workspace, link, reference, progress) if System.BOOTSEER in options.systems else None
+    indexes = None
+    if System.BOOTSEER in options.systems:
+        indexes = workspace.directory("built-indexes")
+        build_indexes(workspace, link, reference, indexes, progress)
     bench = Bench(workspace, link, registry, index_server, recipe, reference, indexes)
     return layout, _all_rounds(options, bench, progress)
-
-
-def _build_indexes(workspace: Workspace, link: Link, reference: str, progress: _Progress) -> Path:
-    """Build the image's indexes as its publisher would, beside the registry; returns their directory."""
-    directory = workspace.directory("built-indexes")
-    argv = [str(BOOTSEER), "index", "build", reference, "--plain-http", "--out", str(directory)]
-    started = time.monotonic()
-    run(link.far.command(argv), workspace.env, "building the indexes", timeout_s=300)
-    files = list(directory.rglob("*.bsi"))
-    if not files:
-        raise RigError(f"`bootseer index build` wrote no *.bsi file into {directory}")
-    size = sum(file.stat().st_size for file in files) / 1e6
-    progress(f"indexes: {len(files)} files, {size:.1f} MB, built in {time.monotonic() - started:.1f} s")
-    return directory
 
 
 def _all_rounds(options: _Options, bench: Bench, progress: _Progress) -> list[ColdStart]:
@@ -141,7 +132,7 @@ def _show(options: _Options, layout: Layout, runs: Sequence[ColdStart]) -> None:
 
 def _parse(argv: Sequence[str] | None) -> _Options:
     parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").splitlines()[0])
-    systems = [system.value for system in System]
+    systems = [system.value for system in SYSTEMS]
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     parser.add_argument("--rounds", type=_positive_int, default=3, metavar="N", help="cold starts of each (3)")
     parser.add_argument("--mbit", type=_positive_float, default=100.0, help="rate of the link (100)")
@@ -151,7 +142,7 @@ def _parse(argv: Sequence[str] | None) -> _Options:
     options = parser.parse_args(argv)
     if options.json is not None and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: no directory {options.json.absolute().parent}")
-    chosen = tuple(system for system in System if system.value in options.systems)
+    chosen = tuple(system for system in SYSTEMS if system.value in options.systems)
     return _Options(options.image, chosen, options.rounds, options.mbit, options.rtt_ms, options.json)
 
 

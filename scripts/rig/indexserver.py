@@ -6,6 +6,7 @@ request has ended. It knows nothing of what the files mean.
 """
 
 import argparse
+import contextlib
 import re
 import shutil
 import sys
@@ -25,15 +26,16 @@ PORT = 8080
 
 
 class IndexServer:
-    """A running directory server at `url`; `directory` may be filled and emptied while it runs."""
+    """A running directory server at `url`; `directory` may be filled and emptied while it runs. `log` is its access
+    log."""
 
     url = f"http://{FAR}:{PORT}"
 
-    def __init__(self, workspace: Workspace, link: Link) -> None:
-        self.directory = workspace.directory("index/files")
-        self._log = workspace.root / "index" / "access.log"
+    def __init__(self, workspace: Workspace, link: Link, name: str = "index") -> None:
+        self.directory = workspace.directory(f"{name}/files")
+        self.log = workspace.root / name / "access.log"
         argv = [sys.executable, "-m", "scripts.rig.indexserver", "--root", str(self.directory), "--address", FAR]
-        with self._log.open("wb") as log:
+        with self.log.open("wb") as log:
             env = {**workspace.env, "PYTHONPATH": str(CHECKOUT)}
             self._process = spawn(link.far.command(argv), env, stdout=log, stderr=log)
         try:
@@ -42,11 +44,14 @@ class IndexServer:
             self.close()
             raise
 
-    def offer(self, source: Path | None) -> None:
-        """Serve a copy of `source` from now on; nothing if it is None."""
+    def offer(self, *sources: Path) -> None:
+        """Serve copies of these directories as one from now on; with none, nothing."""
         for item in self.directory.iterdir():
-            shutil.rmtree(item)
-        if source is not None:
+            if item.is_dir():
+                shutil.rmtree(item)
+            else:
+                item.unlink()
+        for source in sources:
             shutil.copytree(source, self.directory, dirs_exist_ok=True)
 
     def warm(self) -> None:
@@ -55,7 +60,7 @@ class IndexServer:
 
     def requests(self) -> int:
         """Requests ended since the server began."""
-        return sum(1 for line in self._log.read_text().splitlines() if len(line.split(" ")) == 4)
+        return sum(1 for line in self.log.read_text().splitlines() if len(line.split(" ")) == 4)
 
     def close(self) -> None:
         """End the server."""
@@ -82,24 +87,25 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         path = (self.root / unquote(urlsplit(self.path).path).lstrip("/")).resolve()
         found = path.is_file() and path.is_relative_to(self.root)
-        data = path.read_bytes() if found else b""
-        status, size = 200 if found else 404, len(data)
+        size = path.stat().st_size if found else 0
+        status, start, end = (200, 0, size) if found else (404, 0, 0)
         wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
         if found and wanted is not None:
-            start = int(wanted[1])
-            data = data[start : int(wanted[2]) + 1]
-            status = 206 if data else 416
+            start, end = int(wanted[1]), min(int(wanted[2]) + 1, size)
+            status = 206 if start < end else 416
+        length = max(0, end - start)
         self.send_response(status)
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{size}")
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
         elif status == 416:
             self.send_header("Content-Range", f"bytes */{size}")
         self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(length))
         self.end_headers()
-        if body:
-            self.wfile.write(data)
-        print(self.command, self.path, status, len(data), flush=True)
+        if body and length:
+            with path.open("rb") as file, contextlib.suppress(ConnectionError):  # a client that has enough breaks off
+                self.connection.sendfile(file, start, length)
+        print(self.command, self.path, status, length, flush=True)
 
     def log_message(self, format: str, *args: object) -> None:
         """Silent: `_answer` writes the access log."""

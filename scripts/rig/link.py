@@ -59,10 +59,10 @@ class LinkReport:
 class Link:
     """An open link of `mbit` and `rtt_ms`. `near` and `far` are its namespaces; all of it ends with `close`."""
 
-    def __init__(self, workspace: Workspace, mbit: float, rtt_ms: float) -> None:
+    def __init__(self, workspace: Workspace, mbit: float, rtt_ms: float, name: str = "link") -> None:
         self.mbit = mbit
         self.rtt_ms = rtt_ms
-        directory = workspace.directory("link")
+        directory = workspace.directory(name)
         self._counters = directory / "counters"
         self._counters.write_bytes(bytes(COUNTERS.size))
         self._log = directory / "log"

@@ -7,13 +7,15 @@ mounted then is kept in `left_mounted`, because a clean stop leaves nothing.
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.rig.errors import RigError
 from scripts.rig.link import CHECKOUT
 from scripts.rig.namespace import Ends, Namespace, mount_namespace
+from scripts.rig.peer import Peer
 from scripts.rig.process import end, kill_tree, marked, run, spawn, tail, wait_for_socket
+from scripts.rig.registry import ADDRESS
 from scripts.rig.workspace import Workspace, mounts_below
 
 __all__ = ["BOOTSEER", "SNAPSHOTTER", "Node"]
@@ -50,16 +52,25 @@ url = "{index}"
 
 [registry]
 plain_http = ["{registry}"]
+
+[containerd]
+address = "{containerd}"
 """
 _TOOLS = ("containerd", "containerd-shim-runc-v2", "runc", "ctr", "ctr-remote", "nsenter", "setpriv")
 
 
 class Node:
     """A cold node named `name`; with `daemon`, a pair (index URL, registry address), our snapshotter is on it, with
-    `toml` as further sections of its configuration."""
+    `toml` as further sections of its configuration; with `peer`, that snapshotter of others."""
 
     def __init__(
-        self, workspace: Workspace, link: Ends, name: str, daemon: tuple[str, str] | None = None, toml: str = ""
+        self,
+        workspace: Workspace,
+        link: Ends,
+        name: str,
+        daemon: tuple[str, str] | None = None,
+        toml: str = "",
+        peer: Peer | None = None,
     ) -> None:
         self.left_mounted: list[str] = []
         self._workspace = workspace
@@ -72,7 +83,12 @@ class Node:
             _drop_caches()
             if daemon is not None:
                 self._start_daemon(*daemon, toml)
-            self._start_containerd(daemon is not None)
+            if peer is not None:
+                self._start_peer(peer)
+            proxies = {SNAPSHOTTER: self.daemon_socket} if daemon is not None else {}
+            if peer is not None:
+                proxies[peer.name] = self._directory / "peer.sock"
+            self._start_containerd(proxies)
         except BaseException:
             self.close()
             raise
@@ -105,6 +121,12 @@ class Node:
         logs = sorted(self._directory.glob("*.log"))
         return "\n".join(f"--- {log.name}\n{tail(log)}" for log in logs)
 
+    def keep_logs(self, directory: Path) -> None:
+        """Copy the node's logs into `directory`, which is made."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for log in self._directory.glob("*.log"):
+            shutil.copyfile(log, directory / log.name)
+
     def close(self) -> None:
         """Stop containers, containerd and daemon, unmount the layers, end the namespace. Safe to call twice."""
         if self._namespace is None:
@@ -126,16 +148,22 @@ class Node:
         root, run_directory = self._directory / "bootseer", self._directory / "run"
         root.mkdir()
         run_directory.mkdir()
-        text = _DAEMON.format(root=root, run=run_directory, index=index_url, registry=registry)
+        socket = self._containerd_socket
+        text = _DAEMON.format(root=root, run=run_directory, index=index_url, registry=registry, containerd=socket)
         self._config.write_text(f"{text}\n{toml}")
         self._start("bootseer", [BOOTSEER, "serve", "--config", self._config], self.daemon_socket)
 
-    def _start_containerd(self, with_daemon: bool) -> None:
+    def _start_peer(self, peer: Peer) -> None:
+        config, root, socket = (self._directory / f"peer{end}" for end in (".toml", "", ".sock"))
+        root.mkdir()
+        config.write_text(peer.config.format(registry=ADDRESS))
+        self._start("peer", peer.serve(socket, root, config), socket)
+
+    def _start_containerd(self, proxies: Mapping[str, Path]) -> None:
         config = self._directory / "containerd.toml"
         root, state = self._directory / "containerd", self._directory / "state"
         text = _CONTAINERD.format(root=root, state=state, socket=self._containerd_socket)
-        if with_daemon:
-            text += _PROXY.format(name=SNAPSHOTTER, socket=self.daemon_socket)
+        text += "".join(_PROXY.format(name=name, socket=socket) for name, socket in proxies.items())
         config.write_text(text)
         self._start("containerd", ["containerd", "--config", config], self._containerd_socket)
         # The first call waits until all plugins serve, and has the client in memory, as on a node in use.

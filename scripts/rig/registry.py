@@ -16,7 +16,7 @@ from scripts.rig.oci import TAG, Layout
 from scripts.rig.process import end, run, spawn, tail, wait_for
 from scripts.rig.workspace import Workspace
 
-__all__ = ["PORT", "Registry", "count_requests", "wait_for_port", "warm"]
+__all__ = ["ADDRESS", "PORT", "Registry", "blob_reads", "count_requests", "wait_for_port", "warm"]
 
 PORT = 5000
 ADDRESS = f"{FAR}:{PORT}"
@@ -40,18 +40,21 @@ _REQUEST = re.compile(r'"(GET|HEAD|POST|PUT|PATCH|DELETE) (\S+) HTTP/[0-9.]+" (\
 
 
 class Registry:
-    """A running registry at `ADDRESS` of the far side."""
+    """A running registry at `ADDRESS` of the far side; `log` is its access log. With `like` it has the images of that
+    other registry, now and later."""
 
-    def __init__(self, workspace: Workspace, link: Ends) -> None:
-        directory = workspace.directory("registry")
-        self._root = directory / "root"
-        self._log = directory / "access.log"
+    def __init__(
+        self, workspace: Workspace, link: Ends, name: str = "registry", like: "Registry | None" = None
+    ) -> None:
+        directory = workspace.directory(name)
+        self._root: Path = directory / "root" if like is None else like._root
+        self.log = directory / "access.log"
         self._errors = directory / "log"
         self._workspace = workspace
         self._far = link.far
         config = directory / "config.yml"
         config.write_text(_CONFIG.format(root=self._root, address=ADDRESS))
-        with self._log.open("wb") as out, self._errors.open("wb") as errors:
+        with self.log.open("wb") as out, self._errors.open("wb") as errors:
             argv = self._far.command(["docker-registry", "serve", str(config)])
             self._process = spawn(argv, workspace.env, stdout=out, stderr=errors)
         try:
@@ -76,7 +79,7 @@ class Registry:
 
     def requests(self) -> int:
         """Requests ended since the registry began."""
-        return count_requests(self._log)
+        return count_requests(self.log)
 
     def settled_requests(self, quiet_s: float = 0.15, timeout_s: float = 3.0) -> int:
         """`requests`, once none has ended for `quiet_s`: a broken-off stream is logged a moment after its break."""
@@ -88,6 +91,10 @@ class Registry:
                 break
             count = now
         return count
+
+    def blob_reads(self) -> list[tuple[str, int]]:
+        """The digest and the bytes of each answer with bytes of a blob, ended since the registry began."""
+        return blob_reads(self.log)
 
     def close(self) -> None:
         """End the registry."""
@@ -101,6 +108,17 @@ def count_requests(log: Path) -> int:
     """Requests in an access log in combined format."""
     with log.open(errors="replace") as lines:
         return sum(1 for line in lines if _REQUEST.search(line))
+
+
+def blob_reads(log: Path) -> list[tuple[str, int]]:
+    """Digest and bytes of every GET of a blob in an access log that was answered with bytes of it."""
+    found = []
+    with log.open(errors="replace") as lines:
+        for line in lines:
+            match = _REQUEST.search(line)
+            if match is not None and match[1] == "GET" and match[3] in ("200", "206") and "/blobs/" in match[2]:
+                found.append((match[2].rpartition("/")[2].partition("?")[0], int(match[4])))
+    return found
 
 
 def warm(root: Path) -> None:

@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     options = parser.parse_args()
     config = tomllib.loads(options.config.read_text())
-    assert set(config) == {"root", "run", "index", "registry"}, config
+    assert set(config) == {"root", "run", "index", "registry", "containerd"}, config
     assert config["index"]["url"] == "http://10.77.0.2:8080"
     assert config["registry"]["plain_http"] == ["10.77.0.2:5000"]
     layer = Path(config["root"]) / "layer"

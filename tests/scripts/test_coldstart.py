@@ -70,7 +70,7 @@ def test_other_output_is_not_ok(bench: Bench) -> None:
 
 def test_a_start_beyond_the_deadline_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coldstart, "DEADLINE_S", 0.3)
-    with pytest.raises(RigError, match=r"did not end within|no line from the container"):
+    with pytest.raises(RigError, match=r"did not end within|no line from the container in time"):
         cold_start(bench, System.OVERLAYFS, "late")
 
 

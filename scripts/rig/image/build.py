@@ -76,7 +76,7 @@ def cached(recipe: Recipe, cache: Path = CACHE) -> Path:
 
 
 def build(recipe: Recipe, env: Mapping[str, str], progress: Callable[[str], None], cache: Path = CACHE) -> Layout:
-    """The recipe's image from the cache, or built into it; needs root. Complete or nothing; builds of one image take turns."""
+    """The recipe's image from the cache, or built into it; needs root. Complete or nothing, and one build at a time."""
     cache.mkdir(parents=True, exist_ok=True)
     target = cached(recipe, cache)
     with _locked(cache / f".lock-{recipe.image}"):
@@ -136,8 +136,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _remove_tree(path: Path) -> None:
-    deadline = time.monotonic() + 5
-    while path.exists():  # an interrupted step may still write until the kernel has ended its PID namespace
+    for pause_s in (0.0, 0.1, 0.5, 2.0, 5.0):  # an interrupted step writes until the kernel has ended its PID namespace
+        time.sleep(pause_s)
         shutil.rmtree(path, ignore_errors=True)
-        if time.monotonic() > deadline:
-            raise RigError(f"cannot remove {path}; remove it by hand")
+        if not path.exists():
+            return
+    raise RigError(f"cannot remove {path}; remove it by hand")

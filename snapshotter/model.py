@@ -21,12 +21,15 @@ class LayerRef:
 
     `image` is the reference the client pulled (`host[:port]/repository[:tag][@digest]`), `siblings` the image's layers
     from this one upward, this one first (as far as the labels told): they can be fetched while containerd asks for
-    the first.
+    the first. `cut` says that there may be more of them. `layers` are all layers of the image, each once, from the
+    bottom up; empty where that is not known.
     """
 
     image: str
     digest: Digest
     siblings: tuple[Digest, ...]
+    cut: bool = False
+    layers: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ _FAMILIES = (
 
 # containerd's unpacker names a layer's key `<namespace>/<number>/extract-<time>-<random> <chain ID>`.
 _UNPACK_KEY = re.compile(r"(^|/)extract-[^/]* ")
+_LABEL_BYTES = 4096  # containerd's limit for key and value together; clients leave away what would not fit
+_ONE_MORE = len(",sha256:") + 64
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REFERENCE = re.compile(r"[^\s/]+/\S+")
 
@@ -60,7 +62,9 @@ def layer_ref(labels: Mapping[str, str]) -> LayerRef | None:
             raise InvalidArgument(f"label {digest_key}: {digest!r} is not a sha256 digest")
         if not _REFERENCE.fullmatch(image):
             raise InvalidArgument(f"label {image_key}: {image!r} is not a reference with a registry host")
-        return LayerRef(image, Digest(digest), _siblings(Digest(digest), labels.get(layers_key, "")))
+        listed = labels.get(layers_key, "")
+        cut = len(layers_key) + len(listed) + _ONE_MORE > _LABEL_BYTES
+        return LayerRef(image, Digest(digest), _siblings(Digest(digest), listed), cut)
     return None
 
 

@@ -18,7 +18,7 @@ from snapshotter.errors import SnapshotterError
 from .host import Lane
 
 if TYPE_CHECKING:
-    from .layer import LayerFetch
+    from .layer import HotOrder, LayerFetch
 
 __all__ = ["Flight"]
 
@@ -33,6 +33,7 @@ class Flight:
         self.first = first
         self.last = last
         self.lane = lane
+        self.order: HotOrder | None = None  # that it serves, in lane HOT
         self.failed = False
         self._position = first  # the span whose bytes come next
         self._begun = False
@@ -66,8 +67,8 @@ class Flight:
     def run(self) -> None:
         """Fetch, decode, land; whatever happens ends in `LayerFetch.landed`."""
         try:
-            if self.lane is Lane.BACKGROUND:
-                self.layer.host.give_way()
+            if self.lane is not Lane.DEMAND:
+                self.layer.host.give_way(self.lane)
             with self.layer.lock:  # a reader that saw this flight wait has cut it by then
                 self._begun = True
             while self._position < self.last and not self._dropped():
@@ -92,13 +93,12 @@ class Flight:
 
     def _stream(self) -> None:
         """One request, from the current span to the last."""
-        background = self.lane is Lane.BACKGROUND
         block_ends = self.layer.index.spans.block_ends
         decoder = SpanDecoder(self.layer.index, self._position, self.last)
-        self.layer.tally.fetched(background)
+        self.layer.tally.fetched(self.lane)
         with closing(self.layer.sources[0].stream(decoder.blob_start, decoder.blob_end)) as chunks:
             for chunk in chunks:
-                self.layer.tally.count(background, len(chunk))
+                self.layer.tally.count(self.lane, len(chunk))
                 for piece in decoder.feed(chunk):
                     while piece.block_start >= block_ends[self._position]:
                         self._position += 1

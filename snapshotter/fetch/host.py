@@ -1,9 +1,11 @@
 """Whose bytes come first on the way to one registry host.
 
-Every host has its own threads, so that a dead host holds up nobody else's layers. Background work asks before each
-request (`give_way`), and its requests are short; one that is on the wire is finished, since what is left of it costs
-less than the connection that would have to be closed: a new one starts slow (110 ms more for the next span at 100
-Mbit/s and 20 ms). A starting program reads again within milliseconds, so the background waits for a pause.
+Every host has its own threads, so that a dead host holds up nobody else's layers. Three lanes: a reader waits for
+DEMAND; HOT will be read soon; BACKGROUND perhaps some day. Whatever is not DEMAND asks before each request
+(`give_way`), and its requests are short; one that is on the wire is finished, since what is left of it costs less than
+the connection that would have to be closed: a new one starts slow (110 ms more for the next span at 100 Mbit/s and 20
+ms). HOT waits while a reader does. BACKGROUND also waits for a pause, since a starting program reads again within
+milliseconds, and for the end of all prefetches of the host's images, which is bounded by their own time-outs.
 """
 
 import heapq
@@ -20,26 +22,29 @@ _log = logging.getLogger(__name__)
 
 _QUIET_S = 0.3
 _PATIENCE_S = 5.0  # a node whose readers never pause still completes its layers
+_HOT_PATIENCE_S = 1.0  # a reader of a dead layer does not keep an image's hot blocks away
 
 
 class Lane(IntEnum):
     """Classes of traffic, the most urgent first."""
 
     DEMAND = 0
+    HOT = 1
     BACKGROUND = 2
 
 
 class Host:
     """Threads and traffic of one host. Thread-safe."""
 
-    def __init__(self, name: str, demand_threads: int, background_threads: int) -> None:
+    def __init__(self, name: str, demand_threads: int, hot_threads: int, background_threads: int) -> None:
         self.name = name
-        self._limits = {Lane.DEMAND: demand_threads, Lane.BACKGROUND: background_threads}
+        self._limits = {Lane.DEMAND: demand_threads, Lane.HOT: hot_threads, Lane.BACKGROUND: background_threads}
         self._running = dict.fromkeys(Lane, 0)
         self._queues: dict[Lane, list[tuple[float, int, Callable[[], None]]]] = {lane: [] for lane in Lane}
         self._serial = itertools.count()
         self._changed = threading.Condition()
         self._urgent = 0
+        self._prefetches = 0
         self._last_urgent = -_QUIET_S
         self._closed = False
 
@@ -103,13 +108,24 @@ class Host:
             self._last_urgent = time.monotonic()
             self._changed.notify_all()
 
-    def give_way(self) -> None:
-        """Return when no reader waits for this host and none has for `_QUIET_S`; after `_PATIENCE_S` even so."""
-        give_up = time.monotonic() + _PATIENCE_S
+    def prefetch(self, change: int) -> None:
+        """`change` more (or fewer) images whose hot blocks are on their way."""
+        with self._changed:
+            self._prefetches += change
+            self._changed.notify_all()
+
+    def give_way(self, lane: Lane) -> None:
+        """Return when nothing more urgent than `lane` goes on; readers are waited for with patience only."""
+        patience_s = _PATIENCE_S if lane is Lane.BACKGROUND else _HOT_PATIENCE_S
+        quiet_s = _QUIET_S if lane is Lane.BACKGROUND else 0.0
+        give_up = time.monotonic() + patience_s
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
-                until = give_up if self._urgent else min(self._last_urgent + _QUIET_S, give_up)
+                if lane is Lane.BACKGROUND and self._prefetches:
+                    self._changed.wait()
+                    continue
+                until = give_up if self._urgent else min(self._last_urgent + quiet_s, give_up)
                 if until <= now:
                     return
                 self._changed.wait(until - now)

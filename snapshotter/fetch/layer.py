@@ -1,5 +1,8 @@
 """One layer in the fetch process: what is missing, which flights bring it, and who waits for it.
 
+A missing block that a prefetch has promised is not fetched again; when the promise falls, or is kept too late, its
+readers get a flight of their own (`reconsider`, `insist`).
+
 Locking: `lock` guards waiters, flights and sources. Nothing blocks under it; replies to the kernel are sent after it is
 released (a waiter is taken off the list first, so exactly one thread answers it). Files are written without it: each
 span has at most one flight, and a flight that is just being cut writes the same verified bytes as its successor.
@@ -11,8 +14,11 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from blockindex.layerindex import LayerIndex
 from blockindex.model import BLOCK, Piece
@@ -23,7 +29,7 @@ from snapshotter.model import BlobSource
 from .flight import Flight
 from .host import Host, Lane
 
-__all__ = ["LayerFetch", "Tally", "Waiter"]
+__all__ = ["HotOrder", "LayerFetch", "Promise", "Tally", "Waiter"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +38,7 @@ _ASKED_MAX_S = 60.0  # a Retry-After beyond this is not believed
 _LOUD = 4
 _SOURCES = 8  # registries of a layer that are remembered
 _BACKGROUND_RUN = 1 << 20  # bytes: what a reader may find in front of it on the wire, 84 ms at 100 Mbit/s
+_BACKGROUND_WIDTH = 2  # requests at once for one layer: one answer is inflated while the next one comes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,24 +60,48 @@ class Tally:
 
     demand_fetches: int = 0
     demand_bytes: int = 0
+    hot_fetches: int = 0
+    hot_bytes: int = 0
+    hot_blocks: int = 0  # that came in the frames of a hot pack
     background_fetches: int = 0
     background_bytes: int = 0
     failures: int = 0
     waits: int = 0
 
-    def fetched(self, background: bool) -> None:
-        """One more request."""
-        if background:
-            self.background_fetches += 1
-        else:
+    def fetched(self, lane: Lane) -> None:
+        """One more request for spans."""
+        if lane is Lane.DEMAND:
             self.demand_fetches += 1
-
-    def count(self, background: bool, size: int) -> None:
-        """`size` more bytes of the blob came in."""
-        if background:
-            self.background_bytes += size
+        elif lane is Lane.HOT:
+            self.hot_fetches += 1
         else:
+            self.background_fetches += 1
+
+    def count(self, lane: Lane, size: int) -> None:
+        """`size` more bytes of the blob came in."""
+        if lane is Lane.DEMAND:
             self.demand_bytes += size
+        elif lane is Lane.HOT:
+            self.hot_bytes += size
+        else:
+            self.background_bytes += size
+
+
+class Promise(Protocol):
+    """Somebody else brings blocks of the layer."""
+
+    def keeps(self, block: int) -> bool:
+        """Whether the missing block is on its way; it comes sooner for having been asked for. Called under the
+        layer's lock."""
+
+
+@dataclass(slots=True)
+class HotOrder:
+    """Spans that are to come in a certain order: runs `[first, last)`; `flights` are under way."""
+
+    runs: deque[tuple[int, int]]
+    done: Callable[[], None]
+    flights: int = 0
 
 
 class LayerFetch:
@@ -101,6 +132,8 @@ class LayerFetch:
         self._background_run = max(_BACKGROUND_RUN // span_size, 1)
         self._waiters: list[Waiter] = []
         self._flights: dict[int, Flight] = {}
+        self._promises: tuple[Promise, ...] = ()
+        self._hot_orders: list[HotOrder] = []
         self._next_run = (-1, 1)  # the span after the last demand, and how many spans to ask for if it is next
         self._missing_from = 0
         self._patience_s = patience_s
@@ -122,7 +155,7 @@ class LayerFetch:
         with self.lock:
             ready = self.files.has(waiter.start, waiter.end)
             if not ready:
-                starts = [self._demand(span) for span in self._missing_spans(waiter.start, waiter.end)]
+                starts = [self._demand(span) for span in self._unpromised_spans(waiter.start, waiter.end)]
                 self._waiters.append(waiter)  # last: whoever calls answers a read that could not be taken on
                 self.tally.waits += 1
         if ready:
@@ -132,32 +165,56 @@ class LayerFetch:
             if flight is not None:
                 self.host.submit(Lane.DEMAND, flight.run)
 
+    def _unpromised_spans(self, start: int, end: int) -> list[int]:
+        """The spans of missing blocks that nobody has promised."""
+        missing = (block for block in range(start, end) if not self.files.has(block, block + 1))
+        return self._spans_of(block for block in missing if not any(it.keeps(block) for it in self._promises))
+
     def _missing_spans(self, start: int, end: int) -> list[int]:
+        return self._spans_of(block for block in range(start, end) if not self.files.has(block, block + 1))
+
+    def _spans_of(self, blocks: Iterable[int]) -> list[int]:
+        """The spans that own the blocks, which ascend; each once."""
         spans: list[int] = []
-        for block in range(start, end):
-            if not self.files.has(block, block + 1):
-                span = self.index.span_of_block(block)
-                if span is not None and (not spans or spans[-1] != span):
-                    spans.append(span)
+        for block in blocks:
+            span = self.index.span_of_block(block)
+            if span is not None and (not spans or spans[-1] != span):
+                spans.append(span)
         return spans
 
     def _demand(self, span: int) -> Flight | None:
-        """Have a flight bring the span soon: one that is about to, or a new one, which the caller submits."""
+        """Have a flight bring the span soon: one that is about to, or a new one. The caller submits what it gets."""
         flight = self._flights.get(span)
         if flight is not None:
             if flight.brings_soon(span):
                 flight.urge()
-                return None
+                return self._follow_up(flight)
             self._cut(flight, span)
         follows, run = self._next_run
         run = min(run * 2, self._span_run) if span == follows else 1
+        flight = self._launch(span, self._run_end(span, run), Lane.DEMAND)
+        self._next_run = (flight.last, run)
+        flight.urge()
+        return flight
+
+    def _follow_up(self, flight: Flight) -> Flight | None:
+        """The run after the one that a reader waits for, where it has read on for so long that it will want that, too:
+        two requests at once keep wire and cores busy."""
+        follows, run = self._next_run
+        if flight.last != follows or run < self._span_run or follows >= len(self.index.spans):
+            return None
+        if not self._fetchable(follows):
+            return None
+        after = self._launch(follows, self._run_end(follows, run), Lane.DEMAND)
+        self._next_run = (after.last, run)
+        return after
+
+    def _run_end(self, span: int, run: int) -> int:
+        """Where a run of at most `run` spans that are to be fetched ends; it begins at `span`."""
         last = span + 1
         while last < min(span + run, len(self.index.spans)) and self._fetchable(last):
             last += 1
-        self._next_run = (last, run)
-        flight = self._launch(span, last, Lane.DEMAND)
-        flight.urge()
-        return flight
+        return last
 
     def _fetchable(self, span: int) -> bool:
         return span not in self._flights and self.lacks(span)
@@ -180,6 +237,26 @@ class LayerFetch:
             return False
         start, end = self.index.spans.block_starts[first], self.index.spans.block_ends[last - 1]
         return any(waiter.start < end and start < waiter.end for waiter in tuple(self._waiters))
+
+    def reconsider(self) -> None:
+        """A promise may have fallen: readers that relied on it get flights."""
+        self._help(tuple(self._waiters), self._unpromised_spans)
+
+    def insist(self, before: float) -> None:
+        """Readers that have waited since `before` or longer get flights, whatever was promised."""
+        self._help([waiter for waiter in tuple(self._waiters) if waiter.since <= before], self._missing_spans)
+
+    def _help(self, waiters: Sequence[Waiter], spans_of: Callable[[int, int], list[int]]) -> None:
+        with self.lock:
+            starts = [
+                self._demand(span)
+                for waiter in waiters
+                for span in spans_of(waiter.start, waiter.end)
+                if span not in self._flights
+            ]
+        for flight in starts:
+            if flight is not None:
+                self.host.submit(Lane.DEMAND, flight.run)
 
     def expire(self, before: float) -> None:
         """Answer with EIO whoever has waited since `before` or longer, and say why."""
@@ -268,7 +345,7 @@ class LayerFetch:
             left = [
                 self._demand(span)
                 for waiter in self._waiters
-                for span in self._missing_spans(waiter.start, waiter.end)
+                for span in self._unpromised_spans(waiter.start, waiter.end)
                 if span not in self._flights
             ]
         for again in left:
@@ -276,6 +353,8 @@ class LayerFetch:
                 self.host.submit(Lane.DEMAND, again.run, delay_s=backoff_s)
         if flight.lane is Lane.BACKGROUND:
             self._continue_background(backoff_s)
+        elif flight.lane is Lane.HOT:
+            self._hot_landed(flight)
         self._check_complete()
 
     def recheck(self, span: int) -> None:
@@ -295,6 +374,91 @@ class LayerFetch:
                     self.files.trust(start, end)
                     self._arrived(start, end)
 
+    # -- hot blocks --------------------------------------------------------------------------------------------------
+
+    def add_promise(self, promise: Promise) -> None:
+        """Missing blocks that `promise` keeps are not fetched for readers."""
+        with self.lock:
+            self._promises = (*self._promises, promise)
+
+    def drop_promise(self, promise: Promise) -> None:
+        """Rely on the promise no more."""
+        with self.lock:
+            self._promises = tuple(it for it in self._promises if it is not promise)
+        self.reconsider()
+        self._check_complete()
+
+    def land_hot(self, start: int, end: int, data: memoryview) -> None:
+        """Verified bytes of the blocks `[start, end)` have come in a hot pack."""
+        if not self.files.has(start, end):
+            self.files.fill(start, end, data)
+        self.tally.hot_blocks += end - start
+        self._arrived(start, end)
+
+    def fetch_hot(self, blocks: Iterable[tuple[int, int]], width: int, done: Callable[[], None]) -> None:
+        """Fetch the spans of these runs of blocks in their order, `width` requests at once; `done` is called when all
+        have been tried. What cannot be had now is left to readers and the background."""
+        order = HotOrder(deque(self._hot_runs(blocks)), done)
+        with self.lock:
+            self._hot_orders.append(order)
+        for _ in range(width):
+            self._continue_hot(order)
+
+    def _hot_runs(self, blocks: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Runs of spans, in the order of `blocks`, each span once and no run longer than a request should be."""
+        seen: set[int] = set()
+        first = last = -1
+        for start, end in blocks:
+            for span in self._lacking_spans(start, end):
+                if span in seen:
+                    continue
+                seen.add(span)
+                if span == last and last - first < self._background_run:
+                    last += 1
+                    continue
+                if first >= 0:
+                    yield first, last
+                first, last = span, span + 1
+        if first >= 0:
+            yield first, last
+
+    def _lacking_spans(self, start: int, end: int) -> Iterator[int]:
+        """The spans that own a missing block of `[start, end)`."""
+        starts, ends = self.index.spans.block_starts, self.index.spans.block_ends
+        for span in range(max(bisect_right(starts, start) - 1, 0), len(starts)):
+            if starts[span] >= end:
+                return
+            if not self.files.has(max(starts[span], start), min(ends[span], end)):
+                yield span
+
+    def _continue_hot(self, order: HotOrder) -> None:
+        flight = None
+        with self.lock:
+            while order.runs and flight is None:
+                first, last = order.runs.popleft()
+                while first < last and not self._fetchable(first):
+                    first += 1
+                if first < last:
+                    flight = self._launch(first, min(self._run_end(first, last - first), last), Lane.HOT)
+                    if flight.last < last:
+                        order.runs.appendleft((flight.last, last))
+                    flight.order = order
+                    order.flights += 1
+            over = flight is None and not order.flights and order in self._hot_orders
+            if over:
+                self._hot_orders.remove(order)
+        if flight is not None:
+            self.host.submit(Lane.HOT, flight.run)
+        if over:
+            order.done()
+
+    def _hot_landed(self, flight: Flight) -> None:
+        order = flight.order
+        assert order is not None
+        with self.lock:
+            order.flights -= 1
+        self._continue_hot(order)
+
     # -- the rest of the layer ---------------------------------------------------------------------------------------
 
     def fill_in_background(self, delay_s: float) -> None:
@@ -303,11 +467,18 @@ class LayerFetch:
             if self.background or self.completed.is_set():
                 return
             self.background = True
-        self._continue_background(delay_s)
+        for _ in range(_BACKGROUND_WIDTH):
+            self._continue_background(delay_s)
 
     def stop_background(self) -> None:
         """Fetch no more than readers ask for."""
         self.background = False
+        with self.lock:
+            orders = tuple(self._hot_orders)
+            for order in orders:
+                order.runs.clear()
+        for order in orders:
+            self._continue_hot(order)
 
     def _continue_background(self, delay_s: float) -> None:
         with self.lock:

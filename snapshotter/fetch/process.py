@@ -19,7 +19,7 @@ from typing import Any
 from blockindex.codec import decode_index
 from blockindex.errors import BlockIndexError
 from blockindex.model import BLOCK
-from snapshotter.blockstore import BlockStore, LayerFiles
+from snapshotter.blockstore import BlockStore, LayerFiles, private_name
 from snapshotter.config import Config
 from snapshotter.errors import NotFound, Precondition, SnapshotterError
 from snapshotter.fuse.abi import OUT_HEADER, inval_entry
@@ -30,7 +30,9 @@ from snapshotter.rpc import Server
 
 from .arrival import Arrivals, IndexSource
 from .host import Host
+from .hotsets import HotSources, Prefetches
 from .layer import LayerFetch, Tally, Waiter
+from .prefetch import HotFinder
 
 __all__ = ["FetchProcess", "main"]
 
@@ -39,6 +41,7 @@ _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 _PATIENCE_S = 15.0
 _LOOK_S = 0.5
+_INSIST_S = 2.0  # what a prefetch had promised a reader is fetched for it after that
 _FORGET_S = 3.0
 _FORGET_POLL_S = 0.02
 
@@ -55,8 +58,11 @@ class FetchProcess:
         indexes: IndexSource,
         open_blob: Callable[[str, Digest], BlobSource],
         host_of: Callable[[str], str],
+        hot: HotFinder,
+        layers_of: Callable[[str], list[Digest]],
     ) -> None:
-        """`host_of(image)` names the registry host whose threads and traffic an image's layers share."""
+        """`host_of(image)` names the registry host whose threads and traffic an image's layers share;
+        `layers_of(image)` asks it which layers these are."""
         self._config = config
         self._ring = ring
         self._device = device
@@ -73,8 +79,10 @@ class FetchProcess:
         self._lock = threading.Lock()
         self._layers: dict[str, LayerFetch] = {}
         self._hosts: dict[str, Host] = {}
+        self._prefetches = Prefetches(hot, self._host_of_image, self._layer_if_there, layers_of, config.hotset.streams)
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "ensure": self.ensure,
+            "hot": self.hot,
             "complete": self.complete,
             "release": self.release,
             "remove": self.remove,
@@ -146,9 +154,11 @@ class FetchProcess:
         """A function of its own, so that nothing holds the last layer between two sweeps: it may be removed."""
         for host in tuple(self._hosts.values()):
             host.tend()
-        before = time.monotonic() - self._config.fetch.read_timeout_s
+        self._prefetches.tend()
+        now = time.monotonic()
         for layer in tuple(self._layers.values()):
-            layer.expire(before)
+            layer.insist(now - _INSIST_S)
+            layer.expire(now - self._config.fetch.read_timeout_s)
 
     def _layer(self, name: str) -> LayerFetch:
         layer = self._layers.get(name)
@@ -173,11 +183,20 @@ class FetchProcess:
         patience_s = min(_PATIENCE_S, fetch.read_timeout_s / 4)
         return LayerFetch(files, index, list(dict.fromkeys(blobs)), host, fetch.span_growth_kib << 10, patience_s)
 
+    def _layer_if_there(self, digest: Digest) -> LayerFetch | None:
+        """The layer if it is in the store."""
+        directory = self._store.find(digest)
+        return None if directory is None else self._layer(directory.name)
+
+    def _host_of_image(self, image: str) -> Host:
+        return self._host(self._host_of(image))
+
     def _host(self, name: str) -> Host:
         host = self._hosts.get(name)
         if host is None:
             fetch = self._config.fetch
-            host = self._hosts[name] = Host(name, fetch.demand_threads, fetch.background_threads)
+            hot_threads = self._config.hotset.streams
+            host = self._hosts[name] = Host(name, fetch.demand_threads, hot_threads, fetch.background_threads)
         return host
 
     # -- calls of the service process --------------------------------------------------------------------------------
@@ -186,15 +205,27 @@ class FetchProcess:
         """Bring a layer in; answers with its node name once it can be mounted."""
         blob = self._open_blob(request["image"], Digest(request["digest"]))  # before all: is the reference one?
         siblings = tuple(Digest(digest) for digest in request["siblings"])
+        self._prefetch(request)
         try:
             directory = self._arrivals.ensure(request["image"], Digest(request["digest"]), siblings)
         except BlockIndexError as error:
             raise SnapshotterError(f"{request['digest']}: {error}") from error
         layer = self._layer(directory.name)
         layer.add_source(blob)
+        self._prefetches.flush()
         if self._config.fetch.background:
             layer.fill_in_background(self._config.fetch.background_delay_s)
         return {"name": directory.name, "complete": layer.completed.is_set()}
+
+    def hot(self, request: Mapping[str, Any]) -> dict[str, str]:
+        """Begin to prefetch the hot blocks of an image, unless that goes on already. Answers at once whether it has a
+        hot set: "found", "none", or "unknown" while that is being looked for."""
+        return {"state": self._prefetch(request)}
+
+    def _prefetch(self, request: Mapping[str, Any]) -> str:
+        if not self._config.hotset.prefetch:
+            return "none"
+        return self._prefetches.begin(request["image"], [Digest(digest) for digest in request.get("layers", ())])
 
     def complete(self, request: Mapping[str, Any]) -> bool:
         """Wait until the layer is complete, at most `wait_s`; whether it is. False soon when it is removed meanwhile.
@@ -259,12 +290,13 @@ class FetchProcess:
             time.sleep(_FORGET_POLL_S)
 
     def _forget(self, name: str) -> None:
-        """Have the kernel forget the name of a layer's file."""
-        try:
-            os.write(self._device, inval_entry(name.encode()))
-        except OSError as error:
-            if error.errno != errno.ENOENT:  # it did not know it
-                raise SnapshotterError(f"{name}: the kernel refuses to forget it: {error}") from error
+        """Have the kernel forget the names of a layer's files, those of private ones too."""
+        for slot in range(256):
+            try:
+                os.write(self._device, inval_entry(private_name(name, slot).encode()))
+            except OSError as error:
+                if error.errno != errno.ENOENT:  # it did not know it
+                    raise SnapshotterError(f"{name}: the kernel refuses to forget it: {error}") from error
 
     def status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """What `bootseer status` shows of the layers."""
@@ -276,6 +308,7 @@ class FetchProcess:
                 layers.append({"name": name, "state": "broken", "reason": str(error)})
         return {
             "layers": layers,
+            "prefetches": self._prefetches.status(),
             "arriving": self._arrivals.under_way(),
             "requests_in_flight": self._ring.in_flight(),
         }
@@ -324,8 +357,17 @@ def main(config: Config, ring: Ring, device: int, doorbell: int) -> None:
     indexes: IndexSource = _NoIndexes()
     if config.index.url:
         indexes = IndexDirectory(config.index.url, config.index.timeout_s)
+    hot = HotSources(Path(config.root), config.hotset.url, config.hotset.timeout_s)
     process = FetchProcess(
-        config, ring, device, doorbell, indexes, registry.blob, lambda image: parse_reference(image).api_host
+        config,
+        ring,
+        device,
+        doorbell,
+        indexes,
+        registry.blob,
+        lambda image: parse_reference(image).api_host,
+        hot,
+        lambda image: [layer.digest for layer in registry.resolve(image).layers],
     )
     Server(Path(config.run) / "fetch.sock", process.ops)
     process.run()

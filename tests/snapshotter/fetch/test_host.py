@@ -13,7 +13,7 @@ from tests.snapshotter.fetch.blobs import PATIENCE_S
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    host = Host("registry.test", demand_threads=1, background_threads=1)
+    host = Host("registry.test", demand_threads=1, hot_threads=2, background_threads=1)
     yield host
     host.close()
 
@@ -40,7 +40,7 @@ class Job:
 
 
 def test_a_lane_has_as_many_threads_as_it_may_and_queues_the_rest() -> None:
-    host = Host("registry.test", demand_threads=2, background_threads=1)
+    host = Host("registry.test", demand_threads=2, hot_threads=2, background_threads=1)
     first, second, third = (Job(host, free=False) for _ in range(3))
     first.await_begin()
     second.await_begin()
@@ -74,7 +74,7 @@ def test_a_full_background_does_not_hold_up_demand(host: Host) -> None:
 
 
 def test_a_dead_host_holds_up_no_other(host: Host) -> None:
-    dead = Host("dead.test", demand_threads=2, background_threads=1)
+    dead = Host("dead.test", demand_threads=2, hot_threads=2, background_threads=1)
     stuck = [Job(dead, lane, free=False) for lane in (Lane.DEMAND, Lane.DEMAND, Lane.BACKGROUND)]
     waiting = [Job(dead) for _ in range(100)]
     for job in stuck:
@@ -160,7 +160,7 @@ class Background:
 
     def _run(self) -> None:
         self.asks.set()
-        self._host.give_way()
+        self._host.give_way(Lane.BACKGROUND)
 
     @property
     def waits(self) -> bool:
@@ -173,7 +173,7 @@ class Background:
 
 def test_on_a_quiet_host_the_background_goes_on_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "_PATIENCE_S", 3600.0)
-    host.give_way()
+    host.give_way(Lane.BACKGROUND)
 
 
 def test_the_background_waits_until_the_last_reader_is_served(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_the_background_waits_for_a_pause(host: Host, monkeypatch: pytest.Monkey
     host.urge(+1)
     host.urge(-1)
     served = time.monotonic()
-    host.give_way()
+    host.give_way(Lane.BACKGROUND)
     assert time.monotonic() - served >= 0.1
 
 
@@ -203,7 +203,7 @@ def test_readers_that_never_pause_hold_the_background_up_only_so_long(
     monkeypatch.setattr(host_module, "_PATIENCE_S", 0.05)
     host.urge(+1)
     started = time.monotonic()
-    host.give_way()
+    host.give_way(Lane.BACKGROUND)
     assert time.monotonic() - started >= 0.05
 
 

@@ -20,7 +20,7 @@ from snapshotter.fetch import host as host_module
 from snapshotter.fetch import layer as layer_module
 from snapshotter.fetch.arrival import Arrivals
 from snapshotter.fetch.flight import Flight
-from snapshotter.fetch.host import Host
+from snapshotter.fetch.host import Host, Lane
 from snapshotter.fetch.layer import LayerFetch, Waiter
 from tests.snapshotter.daemon import Layer, encoded_index, make_layer
 from tests.snapshotter.fetch.blobs import PATIENCE_S, FakeBlob
@@ -40,8 +40,9 @@ def index(layer: Layer) -> LayerIndex:
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time constants that only cost time here."""
+def plain_course(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time constants that only cost time here; one background request after the other, so that tests can tell."""
+    monkeypatch.setattr(layer_module, "_BACKGROUND_WIDTH", 1)
     monkeypatch.setattr(host_module, "_QUIET_S", 0.0)
     monkeypatch.setattr(layer_module, "_BACKOFF_S", 0.005)
 
@@ -84,7 +85,7 @@ class Bench:
         self.index = index
         self.region = b"".join(data + bytes(-len(data) % BLOCK) for data in layer.contents.values())
         self.blob = FakeBlob(layer.blob)
-        self.host = Host("registry.test", demand_threads=4, background_threads=2)
+        self.host = Host("registry.test", demand_threads=4, hot_threads=2, background_threads=2)
         self.directory = store_layer(root, layer)
         self.files = LayerFiles(self.directory, writable=True)
         self.landings: Counter[int] = Counter()
@@ -350,9 +351,9 @@ def test_the_background_gives_way_to_readers(bench: Bench, monkeypatch: pytest.M
     gives_way = threading.Event()
     give_way = bench.host.give_way
 
-    def giving_way() -> None:
+    def giving_way(lane: Lane) -> None:
         gives_way.set()
-        give_way()
+        give_way(lane)
 
     monkeypatch.setattr(bench.host, "give_way", giving_way)
     start, end = bench.span_blocks(8)
@@ -377,7 +378,7 @@ def test_a_flight_that_begins_while_a_reader_cuts_it_asks_for_nothing(
     waiting, go = threading.Event(), threading.Event()
     cut = bench.layer._cut
 
-    def give_way() -> None:
+    def give_way(lane: Lane) -> None:
         waiting.set()
         assert go.wait(PATIENCE_S)
 

@@ -13,6 +13,7 @@ from blockindex.model import BLOCK
 from snapshotter.blockstore import LayerRecord, node_id, node_name
 from snapshotter.config import Config, FetchConfig
 from snapshotter.errors import InvalidArgument
+from snapshotter.fetch.hotsets import HotSources
 from snapshotter.fetch.process import FetchProcess
 from snapshotter.fuse.abi import OUT_HEADER, READ_REQUEST
 from snapshotter.fuse.ring import Ring
@@ -53,7 +54,8 @@ class Bench:
         def host_of(image: str) -> str:
             return image.partition("/")[0]
 
-        return FetchProcess(self.config, self.ring, self._device, -1, Index(), self._blob, host_of)
+        hot = HotSources(Path(self.config.root), "", 1.0)
+        return FetchProcess(self.config, self.ring, self._device, -1, Index(), self._blob, host_of, hot, lambda _: [])
 
     def _blob(self, image: str, digest: Digest) -> FakeBlob:
         if image not in self.blobs:

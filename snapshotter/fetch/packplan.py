@@ -1,0 +1,165 @@
+"""Which bytes of a hot pack are asked for next, and which frames are whole: the bookkeeping of a prefetch, without I/O.
+
+Frames go QUEUED -> ASKED -> LANDED, or are DROPPED when they are given up, or are never wanted. Queued frames lie in
+*segments*, byte ranges that one request brings, short ones first: the first frames should not wait for a long answer,
+and later ones should not cost a round trip each. A reader that waits for a queued frame has it brought forward: its
+segment is cut before the frame, and the later part goes to the front.
+
+Invariants: every wanted byte is in exactly one segment that is queued or under way, or has come; a request that breaks
+off is resumed where it stopped; so nothing is fetched twice. Thread-safe; one lock, held for moments.
+"""
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass
+
+from blockindex.hotpack import HotPack
+
+__all__ = ["PackPlan", "Segment"]
+
+_FIRST = 256 << 10
+_MOST = 1 << 20
+
+_UNWANTED, _QUEUED, _ASKED, _LANDED, _DROPPED = range(5)
+
+
+@dataclass(slots=True)
+class Segment:
+    """Bytes `[start, end)` of the file; `attempts` counts the requests for them that broke off."""
+
+    start: int
+    end: int
+    attempts: int = 0
+
+
+class PackPlan:
+    """Brings the frames `wanted` (numbers) of `pack`, of which the bytes before `streaming_to` are on their way."""
+
+    def __init__(self, pack: HotPack, wanted: Container[int], streaming_to: int) -> None:
+        self.pack = pack
+        self._lock = threading.Lock()
+        self._offsets = [frame.offset for frame in pack.frames]
+        self._states = [_QUEUED if number in wanted else _UNWANTED for number in range(len(pack.frames))]
+        self._buffers: dict[int, bytearray] = {}
+        self._missing: dict[int, int] = {}  # bytes that frames in `_buffers` lack
+        self._queue: deque[Segment] = deque()
+        self._left = self._states.count(_QUEUED)
+        self._cut(streaming_to)
+
+    def __repr__(self) -> str:
+        return f"<PackPlan {self._left} of {len(self._states)} frames to come, {len(self._queue)} requests to make>"
+
+    @property
+    def left(self) -> int:
+        """Wanted frames that have neither landed nor been dropped."""
+        return self._left
+
+    def _cut(self, streaming_to: int) -> None:
+        """Queue what the first stream does not bring."""
+        size = _FIRST
+        for number, frame in enumerate(self.pack.frames):
+            if self._states[number] != _QUEUED:
+                continue
+            end = frame.offset + frame.size
+            if frame.offset < streaming_to:
+                self._states[number] = _ASKED  # the first stream brings its beginning at least
+                if end <= streaming_to:
+                    continue
+            start = max(frame.offset, streaming_to)
+            last = self._queue[-1] if self._queue else None
+            if last is not None and last.end == start and end - last.start <= size:
+                last.end = end
+            else:
+                size = min(2 * size, _MOST) if last is not None else size
+                self._queue.append(Segment(start, end))
+
+    def take(self) -> Segment | None:
+        """The next bytes to ask for, None when all have been."""
+        with self._lock:
+            if not self._queue:
+                return None
+            segment = self._queue.popleft()
+            for number in self._frames_of(segment):
+                if self._states[number] == _QUEUED:
+                    self._states[number] = _ASKED
+            return segment
+
+    def put_back(self, segment: Segment) -> None:
+        """The rest of a request that broke off, or could not be made: the next to be asked for."""
+        with self._lock:
+            segment.attempts += 1
+            self._queue.appendleft(segment)
+
+    def drop(self, segment: Segment) -> None:
+        """Give up the frames of which bytes lie in the segment."""
+        with self._lock:
+            for number in self._frames_of(segment):
+                if self._states[number] in (_QUEUED, _ASKED):
+                    self._drop(number)
+
+    def drop_all(self) -> None:
+        """Give up every frame that has not landed."""
+        with self._lock:
+            self._queue.clear()
+            for number, state in enumerate(self._states):
+                if state in (_QUEUED, _ASKED):
+                    self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self._states[number] = _DROPPED
+        self._buffers.pop(number, None)
+        self._left -= 1
+
+    def feed(self, offset: int, chunk: bytes) -> list[tuple[int, bytearray]]:
+        """Bytes of the file have come: the frames that are whole with them, with their bytes (each once). Bytes of
+        frames that nobody wants are passed over."""
+        view = memoryview(chunk)
+        whole = []
+        with self._lock:
+            number = max(bisect_right(self._offsets, offset) - 1, 0)
+            while view and number < len(self._offsets):
+                frame = self.pack.frames[number]
+                skip = min(max(frame.offset - offset, 0), len(view))
+                view, offset = view[skip:], offset + skip
+                part = view[: max(frame.offset + frame.size - offset, 0)]
+                if part and self._states[number] == _ASKED:
+                    if number not in self._buffers:
+                        self._buffers[number], self._missing[number] = bytearray(frame.size), frame.size
+                    place = offset - frame.offset
+                    self._buffers[number][place : place + len(part)] = part
+                    self._missing[number] -= len(part)
+                    if not self._missing[number]:
+                        whole.append((number, self._buffers.pop(number)))
+                view, offset, number = view[len(part) :], offset + len(part), number + 1
+        return whole
+
+    def landed(self, number: int) -> None:
+        """All blocks of the frame are in the store."""
+        with self._lock:
+            if self._states[number] == _ASKED:
+                self._states[number] = _LANDED
+                self._left -= 1
+
+    def hurry(self, number: int) -> tuple[bool, bool]:
+        """A reader waits for the frame: whether it will come, and whether it was brought forward just now."""
+        with self._lock:
+            if self._states[number] == _ASKED:
+                return True, False
+            if self._states[number] != _QUEUED:
+                return False, False
+            offset = self.pack.frames[number].offset
+            for place, segment in enumerate(self._queue):
+                if segment.start <= offset < segment.end:
+                    del self._queue[place]
+                    if segment.start < offset:
+                        self._queue.insert(place, Segment(segment.start, offset))
+                    self._queue.appendleft(Segment(offset, segment.end))
+                    return True, True
+            return False, False
+
+    def _frames_of(self, segment: Segment) -> range:
+        first = max(bisect_right(self._offsets, segment.start) - 1, 0)
+        last = bisect_right(self._offsets, segment.end - 1)
+        return range(first, last)

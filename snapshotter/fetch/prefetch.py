@@ -1,0 +1,538 @@
+"""The prefetch of one image's hot blocks: found, streamed, put into the store before anything reads them.
+
+Its course: LOOKING for a hot set, on the node and in the configured directory; then STREAMING its pack, or bringing the
+spans that own its extents where the set has no bytes or is most of the image; then OVER. The look-up is the first
+request for the pack; as soon as the head has come, further requests run beside the stream that brought it.
+
+What readers get from it is a *promise*: that a missing block is on its way, so that nobody fetches it twice. Promises
+are made while a hot set is looked for (`_LOOK_S` at most), and for blocks of frames that are not given up. Whatever
+goes wrong takes promises back and has the layers look at their readers again; a reader whom a promise kept waiting for
+too long is helped by `LayerFetch.insist`. So nothing that a prefetch does can fail a reader. One that makes no progress
+for `_STALL_S` is over: until then the background of its host waits.
+
+A frame's digest is checked before it is decoded; one that is wrong ends the prefetch, and nothing more of that pack is
+used. Extents in layers that the node has not, or has in another layout, are passed over. Frames of layers that are
+still on their way in are held in memory, up to `_HELD_MOST`.
+
+Locking: `_lock` guards state and tables. It is taken under a layer's lock (`Promise.keeps`), never the other way round.
+"""
+
+import logging
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from enum import Enum
+from threading import Condition
+from typing import Any, Protocol
+
+from blockindex.errors import BlockIndexError, Corrupt
+from blockindex.hotpack import Codec, HeadReader, HotPack, decode_frame
+from blockindex.hotset import DEFAULT_WORKLOAD, HotExtent, HotSet, image_key
+from snapshotter.blockstore import ABSENT
+from snapshotter.errors import SnapshotterError, Transient
+from snapshotter.model import Digest
+from snapshotter.registry.hotdir import HotFile
+
+from .host import Host, Lane
+from .layer import LayerFetch
+from .packplan import PackPlan, Segment
+
+__all__ = ["HotFinder", "Prefetch", "State"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5  # readers wait that long for the answer whether there is a hot set
+_HELD_MOST = 32 << 20
+_STALL_S = 30.0
+_ATTEMPTS = 4
+_BACKOFF_S = 0.2
+_WHOLE_SHARE = 0.6  # of an image's blocks: from there on its layers are downloaded as they are
+
+
+class State(Enum):
+    """See the module; NONE and OVER are final, NONE says that there is no hot set."""
+
+    LOOKING = "looking"
+    STREAMING = "streaming"
+    NONE = "none"
+    OVER = "over"
+
+
+class HotFinder(Protocol):
+    """Where hot sets can be found. Neither raises; both are bounded in time."""
+
+    def recorded(self, key: str, workload: str) -> HotSet | None:
+        """The set that this node has recorded itself."""
+
+    def find(self, key: str, workload: str) -> HotFile | None:
+        """The file of the configured directory, its first bytes on the way."""
+
+
+class _Promise:
+    """What a layer asks about its missing blocks."""
+
+    def __init__(self, prefetch: "Prefetch", layer: int) -> None:
+        self._prefetch = prefetch
+        self._layer = layer
+
+    def keeps(self, block: int) -> bool:
+        """Whether the block is on its way; it comes sooner for having been asked for."""
+        return self._prefetch.keeps(self._layer, block)
+
+
+class Prefetch:
+    """One image's. `start` begins it; everything else happens on the host's threads."""
+
+    def __init__(
+        self,
+        layers: Sequence[Digest],
+        host: Host,
+        finder: HotFinder,
+        layer_of: Callable[[Digest], LayerFetch | None],
+        streams: int,
+    ) -> None:
+        """`layer_of` gives a layer that is in the store, None for one that is not (yet); `streams` bounds requests at
+        once."""
+        self.key = image_key(layers)
+        self.state = State.LOOKING
+        self.ended_at = 0.0  # monotonic seconds
+        self._digests = list(dict.fromkeys(layers))
+        self._host = host
+        self._finder = finder
+        self._layer_of = layer_of
+        self._streams = streams
+        self._lock = Condition()
+        self._began_at = time.monotonic()
+        self._layers: dict[int, LayerFetch | None] = {}  # by position in `_digests`; None: not to be used
+        self._promises: dict[int, _Promise] = {}
+        self._hotset: HotSet | None = None
+        self._positions: list[int] = []  # of the set's layers in `_digests`
+        self._file: HotFile | None = None
+        self._plan: PackPlan | None = None
+        self._starts: dict[int, array[int]] = {}  # by position: where the layer's extents start, ascending
+        self._ends: dict[int, array[int]] = {}
+        self._frames: dict[int, array[int]] = {}
+        self._held: list[tuple[int, list[tuple[HotExtent, memoryview]]]] = []
+        self._held_bytes = 0
+        self._runs_left: set[int] = set()  # positions of layers whose spans are still to be asked for
+        self._flights = 0
+        self.requests = 0
+        self.bytes = 0
+        self.blocks = 0
+        self._progress = (0, self._began_at)  # a sum that grows with everything that comes in, and when it last did
+
+    def __repr__(self) -> str:
+        return f"<Prefetch {self.key[:19]} {self.state.value} {self._plan or ''}>"
+
+    def status(self) -> dict[str, Any]:
+        """What `bootseer status` shows of it."""
+        hotset = self._hotset
+        return {
+            "image_key": self.key,
+            "workload": hotset.workload if hotset else "",
+            "state": self.state.value,
+            "hot_blocks": hotset.block_count if hotset else 0,
+            "blocks": self.blocks,
+            "bytes": self.bytes,
+            "requests": self.requests,
+        }
+
+    # -- course ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to look for the hot set."""
+        self._host.prefetch(+1)
+        self._host.submit(Lane.HOT, self._guarded(self._look_up))
+        self._host.submit(Lane.DEMAND, self._end_of_patience, delay_s=_LOOK_S)
+
+    def tend(self) -> None:
+        """To be called now and then: ends a prefetch that stands still."""
+        if self.state in (State.NONE, State.OVER):
+            return
+        progress = self.requests + self.bytes + self.blocks
+        progress += sum(layer.tally.hot_bytes for layer in self._known_layers())
+        now = time.monotonic()
+        if progress != self._progress[0]:
+            self._progress = (progress, now)
+        elif now - self._progress[1] > _STALL_S:
+            self._give_up(f"nothing has come for {_STALL_S:.0f} s")
+
+    def _guarded(self, step: Callable[[], None]) -> Callable[[], None]:
+        """`step`, after whose failure the prefetch is over."""
+
+        def run() -> None:
+            try:
+                step()
+            except (SnapshotterError, BlockIndexError, OSError) as error:  # OSError: the disk is full or broken
+                self._give_up(str(error))
+            except Exception:  # a bug must not keep the readers' promises for ever
+                _log.exception("prefetch.failed image_key=%s", self.key)
+                self._give_up("unexpected error")
+
+        return run
+
+    def _look_up(self) -> None:
+        self.flush()  # layers that the node has already: their readers wait for the answer, too
+        recorded = self._finder.recorded(self.key, DEFAULT_WORKLOAD)
+        if recorded is not None and self._take_set(recorded) and not self._absent(range(len(recorded.extents))):
+            self._end(State.OVER)
+            return
+        file = self._finder.find(self.key, DEFAULT_WORKLOAD)
+        if file is None:
+            if recorded is None:
+                self._end(State.NONE)
+            else:
+                self._bring_spans()
+            return
+        self._file = file
+        self.requests += 1
+        self._stream_first(file)
+
+    def _end_of_patience(self) -> None:
+        if self.state is State.LOOKING:
+            self._reconsider()
+
+    def _stream_first(self, file: HotFile) -> None:
+        """The stream that the look-up began: the head, then frames."""
+        reader, plan, position = HeadReader(), None, 0
+        with closing(file.first) as chunks:
+            for chunk in chunks:
+                self.bytes += len(chunk)
+                if plan is None:
+                    pack = reader.feed(chunk)
+                    if pack is None:
+                        continue
+                    plan, position, chunk = self._begin(file, pack), pack.head_size, reader.rest
+                    if plan is None:
+                        return
+                self._arrived(plan, position, chunk)
+                position += len(chunk)
+        if plan is None:
+            raise Corrupt("head", "the file ends before its head does")
+        self._work()
+
+    def _begin(self, file: HotFile, pack: HotPack) -> PackPlan | None:
+        """The head has come: decide how its blocks are to come. None when not by frames."""
+        if pack.size != file.size:
+            raise Corrupt("frames", f"{file.where} has {file.size} bytes, its head speaks of {pack.size}")
+        if pack.hotset.image_key != self.key:
+            raise Corrupt("image_key", f"{file.where} is of another image")
+        if not self._take_set(pack.hotset):
+            self._end(State.OVER)
+            return None
+        blocks = sum(layer.blocks for layer in pack.hotset.layers)
+        if pack.codec is Codec.NONE or pack.hotset.block_count >= _WHOLE_SHARE * blocks:
+            self._bring_spans()
+            return None
+        self.flush()
+        wanted = {number for number, frame in enumerate(pack.frames) if self._absent(range(frame.first, frame.last))}
+        plan = PackPlan(pack, wanted, file.first.end)
+        with self._lock:
+            self._plan = plan
+            self.state = State.STREAMING
+        _log.info(
+            "prefetch.begun image_key=%s workload=%s blocks=%d frames=%d bytes=%d after_s=%.3f",
+            self.key,
+            pack.hotset.workload,
+            pack.hotset.block_count,
+            len(wanted),
+            sum(pack.frames[number].size for number in wanted),
+            time.monotonic() - self._began_at,
+        )
+        for _ in range(self._streams - 1):
+            self._host.submit(Lane.HOT, self._guarded(self._work))
+        self._reconsider()
+        self._check_over()
+        return plan
+
+    def _take_set(self, hotset: HotSet) -> bool:
+        """Index the set's extents by layer; whether it has any that this image can use."""
+        places = {digest: position for position, digest in enumerate(self._digests)}
+        if any(layer.digest not in places for layer in hotset.layers):
+            return False
+        rows: dict[int, list[tuple[int, int, int]]] = {}
+        positions = [places[Digest(layer.digest)] for layer in hotset.layers]
+        for number, extent in enumerate(hotset.extents):
+            rows.setdefault(positions[extent.layer], []).append((extent.start, extent.end, number))
+        with self._lock:
+            self._hotset, self._positions = hotset, positions
+            for position, found in rows.items():
+                found.sort()
+                self._starts[position] = array("Q", (row[0] for row in found))
+                self._ends[position] = array("Q", (row[1] for row in found))
+                self._frames[position] = array("Q", (row[2] for row in found))
+            for position, layer in list(self._layers.items()):
+                if layer is not None and not self._fits(hotset, position, layer):
+                    self._layers[position] = None
+        return bool(rows)
+
+    def _fits(self, hotset: HotSet, position: int, layer: LayerFetch) -> bool:
+        """Whether the set speaks of the blocks that the layer has."""
+        stated = hotset.layers[self._positions.index(position)]
+        record = layer.files.record
+        if stated.blocks == record.blocks and stated.layout == record.layout:
+            return True
+        _log.warning(
+            "prefetch.other_layout layer=%s image_key=%s its hot set was made with another layout of the layer",
+            record.digest,
+            self.key,
+        )
+        return False
+
+    def _absent(self, rows: Iterable[int]) -> bool:
+        """Whether a block of these extents (rows of the set) is missing. One that is in doubt after a power cut is
+        not: it is checked when it is read."""
+        assert self._hotset is not None
+        for row in rows:
+            extent = self._hotset.extents[row]
+            position = self._positions[extent.layer]
+            if position not in self._layers:
+                return True
+            layer = self._layers[position]
+            if layer is not None and ABSENT in layer.files.present[extent.start : extent.end]:
+                return True
+        return False
+
+    # -- by frames ---------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Ask for segments until there are none."""
+        plan = self._plan
+        while plan is not None and self.state is State.STREAMING:
+            segment = plan.take()
+            if segment is None:
+                return
+            self._host.give_way(Lane.HOT)
+            self._fetch(plan, segment)
+
+    def _fetch(self, plan: PackPlan, segment: Segment) -> None:
+        assert self._file is not None
+        try:
+            self.requests += 1
+            with closing(self._file.stream(segment.start, segment.end)) as chunks:
+                for chunk in chunks:
+                    self.bytes += len(chunk)
+                    self._arrived(plan, segment.start, chunk)
+                    segment.start += len(chunk)
+                    if self.state is not State.STREAMING:
+                        return
+        except SnapshotterError as error:
+            self._broke_off(plan, segment, error)
+
+    def _broke_off(self, plan: PackPlan, segment: Segment, error: SnapshotterError) -> None:
+        """Some more attempts, if they promise anything; then its frames are given up."""
+        again = isinstance(error, Transient) and segment.attempts + 1 < _ATTEMPTS
+        _log.warning(
+            "prefetch.broke_off image_key=%s bytes=%d-%d attempt=%d error=%r",
+            self.key,
+            segment.start,
+            segment.end,
+            segment.attempts + 1,
+            str(error),
+        )
+        if again:
+            plan.put_back(segment)
+            self._host.submit(Lane.HOT, self._guarded(self._work), delay_s=_BACKOFF_S * 2**segment.attempts)
+        else:
+            plan.drop(segment)
+            self._reconsider()
+            self._check_over()
+
+    def _arrived(self, plan: PackPlan, offset: int, chunk: bytes) -> None:
+        for number, data in plan.feed(offset, chunk):
+            extents = decode_frame(plan.pack, plan.pack.frames[number], data)
+            self._put(plan, number, extents)
+
+    def _put(self, plan: PackPlan, number: int, extents: list[tuple[HotExtent, memoryview]]) -> None:
+        """Store a frame's blocks; what belongs to a layer that is not there yet is held."""
+        left = self._store(extents)
+        if not left:
+            plan.landed(number)
+            self._check_over()
+            return
+        with self._lock:
+            self._held.append((number, left))
+            self._held_bytes += sum(len(data) for _, data in left)
+            self._lock.wait_for(lambda: self._held_bytes <= _HELD_MOST or self.state is not State.STREAMING)
+
+    def _store(self, extents: list[tuple[HotExtent, memoryview]]) -> list[tuple[HotExtent, memoryview]]:
+        """Store what can be; returns the rest."""
+        left = []
+        for extent, data in extents:
+            position = self._positions[extent.layer]
+            layer = self._attached(position)
+            if layer is not None:
+                layer.land_hot(extent.start, extent.end, data)
+                self.blocks += extent.end - extent.start
+            elif position not in self._layers:
+                left.append((extent, data))
+        return left
+
+    def _attached(self, position: int) -> LayerFetch | None:
+        """The layer, which has our promise; None when it is not in the store, or not to be used."""
+        if position in self._layers:
+            return self._layers[position]
+        layer = self._layer_of(self._digests[position])
+        if layer is None:
+            return None
+        with self._lock:
+            if position in self._layers:
+                return self._layers[position]
+            fits = self._hotset is None or position not in self._starts or self._fits(self._hotset, position, layer)
+            self._layers[position] = layer if fits else None
+            promise = self._promises.setdefault(position, _Promise(self, position))
+        if fits and self.state in (State.LOOKING, State.STREAMING):
+            layer.add_promise(promise)
+        return layer if fits else None
+
+    def flush(self) -> None:
+        """Layers may have come in: make promises to them, and store what was held for them."""
+        if self.state in (State.NONE, State.OVER):
+            return
+        for position in range(len(self._digests)):
+            self._attached(position)
+        with self._lock:
+            held, self._held, self._held_bytes = self._held, [], 0
+        plan = self._plan
+        for number, extents in held:
+            assert plan is not None
+            left = self._store(extents)
+            if left:
+                with self._lock:
+                    self._held.append((number, left))
+                    self._held_bytes += sum(len(data) for _, data in left)
+            else:
+                plan.landed(number)
+        with self._lock:
+            self._lock.notify_all()
+        if self._runs_left:
+            self._ask_for_spans()
+        if held:
+            self._check_over()
+
+    # -- by spans ----------------------------------------------------------------------------------------------------
+
+    def _bring_spans(self) -> None:
+        """Have the layers themselves fetch the spans of the extents, in their order, or all there is."""
+        assert self._hotset is not None
+        with self._lock:
+            self._runs_left = set(self._starts)
+            self.state = State.STREAMING
+        self.flush()
+        self._reconsider()
+        self._check_over()
+
+    def _ask_for_spans(self) -> None:
+        hotset = self._hotset
+        assert hotset is not None
+        whole = hotset.block_count >= _WHOLE_SHARE * sum(layer.blocks for layer in hotset.layers)
+        for position in sorted(self._runs_left):
+            layer = self._layers.get(position)
+            if position not in self._layers:
+                continue
+            with self._lock:
+                if position not in self._runs_left:
+                    continue
+                self._runs_left.discard(position)
+                if layer is None:
+                    continue
+                self._flights += 1
+            blocks = [(0, layer.files.record.blocks)] if whole else self._blocks_of(hotset, position)
+            layer.fetch_hot(blocks, self._streams, self._spans_came)
+
+    def _blocks_of(self, hotset: HotSet, position: int) -> list[tuple[int, int]]:
+        return [(extent.start, extent.end) for extent in hotset.extents if self._positions[extent.layer] == position]
+
+    def _spans_came(self) -> None:
+        with self._lock:
+            self._flights -= 1
+        self._check_over()
+
+    # -- promises ----------------------------------------------------------------------------------------------------
+
+    def keeps(self, position: int, block: int) -> bool:
+        """See `_Promise.keeps`. Called under the layer's lock."""
+        if self.state is State.LOOKING:
+            return time.monotonic() < self._began_at + _LOOK_S
+        plan = self._plan
+        if self.state is not State.STREAMING or plan is None or position not in self._starts:
+            return False
+        row = bisect_right(self._starts[position], block) - 1
+        if row < 0 or block >= self._ends[position][row]:
+            return False
+        frame = self._frame_of(plan.pack, self._frames[position][row])
+        coming, brought_forward = plan.hurry(frame)
+        if brought_forward:
+            self._host.submit(Lane.DEMAND, self._guarded(self._fetch_urgent))
+        return coming
+
+    @staticmethod
+    def _frame_of(pack: HotPack, row: int) -> int:
+        """The frame that holds an extent; frames hold rows in order."""
+        return bisect_right(pack.frames, row, key=lambda frame: frame.first) - 1
+
+    def _fetch_urgent(self) -> None:
+        """A reader waits for what is first in the queue."""
+        plan = self._plan
+        segment = plan.take() if plan is not None else None
+        if plan is not None and segment is not None:
+            self._host.urge(+1)
+            try:
+                self._fetch(plan, segment)
+            finally:
+                self._host.urge(-1)
+
+    def _reconsider(self) -> None:
+        """Promises may have been taken back: whoever relied on them is seen to."""
+        for layer in self._known_layers():
+            layer.reconsider()
+
+    def _known_layers(self) -> list[LayerFetch]:
+        with self._lock:
+            return [layer for layer in self._layers.values() if layer is not None]
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def _check_over(self) -> None:
+        with self._lock:
+            plan = self._plan
+            done = not self._runs_left and not self._flights and (plan is None or not plan.left)
+            done = done and self.state is State.STREAMING
+        if done:
+            self._end(State.OVER)
+
+    def _give_up(self, reason: str) -> None:
+        if self.state in (State.NONE, State.OVER):
+            return
+        _log.warning("prefetch.given_up image_key=%s reason=%r", self.key, reason)
+        if self._plan is not None:
+            self._plan.drop_all()
+        self._end(State.OVER)
+
+    def _end(self, state: State) -> None:
+        with self._lock:
+            if self.state in (State.NONE, State.OVER):
+                return
+            self.state = state
+            self.ended_at = time.monotonic()
+            self._held, self._held_bytes = [], 0
+            self._runs_left = set()
+            promises = dict(self._promises)
+            self._lock.notify_all()
+        self._host.prefetch(-1)
+        for position, promise in promises.items():
+            layer = self._layers.get(position)
+            if layer is not None:
+                layer.drop_promise(promise)
+        if state is State.OVER:
+            _log.info(
+                "prefetch.over image_key=%s blocks=%d bytes=%d requests=%d seconds=%.3f",
+                self.key,
+                self.blocks,
+                self.bytes,
+                self.requests,
+                self.ended_at - self._began_at,
+            )
+        self._layers = {}

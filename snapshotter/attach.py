@@ -1,5 +1,9 @@
 """Mounting layers: FUSE file -> loop device (or nothing) -> EROFS at `<root>/m/<node name>`.
 
+Beside this mount, which all containers share, a layer can have private ones at `<root>/m/<node name>.<slot>`, each for
+one container whose reads are recorded: a FUSE file, a loop device and a page cache of its own. Their read-ahead is
+that of a cold layer while they are recorded, so that the record holds what was asked for and little more.
+
 Two ways, chosen by config and kernel:
   loop  a read-only loop device with direct I/O and 4096-byte sectors on the FUSE file. Works on every kernel.
   file  EROFS straight on the FUSE file with `directio`: only on kernels that are known fixed (see `file_backed_ok`).
@@ -19,9 +23,10 @@ import re
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from .blockstore import LayerRecord, node_name
+from .blockstore import LayerRecord, node_name, private_name
 from .errors import Precondition
 from .fuse.device import open_file
 from .kernel import loop
@@ -83,20 +88,22 @@ class Attacher:
         self._cold_kib, self._warm_kib = cold_kib, warm_kib
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def path(self, digest: Digest) -> Path:
-        """Where the layer is or would be mounted."""
-        return self.mounts_dir / node_name(digest)
+    def path(self, digest: Digest, slot: int = 0) -> Path:
+        """Where the layer is or would be mounted, privately for a slot other than 0."""
+        return self.mounts_dir / private_name(node_name(digest), slot)
 
     def mounted(self) -> dict[str, str]:
-        """Node name -> mount point of what is mounted now."""
-        return {
-            Path(entry.target).name: entry.target for entry in mounts() if Path(entry.target).parent == self.mounts_dir
-        }
+        """Node name -> mount point of what is mounted now for all containers."""
+        return {path.name: str(path) for path in self._targets() if "." not in path.name}
 
-    def attach(self, record: LayerRecord) -> Path:
+    def private(self) -> list[str]:
+        """Names (`<node name>.<slot>`) of the private mounts there are now."""
+        return [path.name for path in self._targets() if "." in path.name]
+
+    def attach(self, record: LayerRecord, slot: int = 0) -> Path:
         """Have the layer mounted from this daemon's connection; returns the mount point. If it raises, what was
         mounted before is as it was."""
-        target = self.path(record.digest)
+        target = self.path(record.digest, slot)
         with self._locks[target.name]:
             entry = _entry(target)
             if entry is None:
@@ -107,14 +114,15 @@ class Attacher:
             # a file-backed mount is ours: `unmount_dead` took away those of earlier daemons
         return target
 
-    def holders(self, name: str) -> list[str]:
-        """Loop devices that still stand on the layer's file of this connection: of a container that outlives the mount,
-        or one that is about to free itself."""
+    def holders(self, pattern: str) -> list[str]:
+        """Loop devices that still stand on files of this connection whose names match the shell pattern: of a container
+        that outlives the mount, or one that is about to free itself."""
         found = []
         for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
             path = f"/dev/{backing.parts[3]}"
             try:
-                if backing.read_text(encoding="utf-8", errors="replace").strip() != f"/{name}":
+                file = backing.read_text(encoding="utf-8", errors="replace").strip()
+                if not fnmatchcase(file, f"/{pattern}"):
                     continue
                 device = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:  # detached between the listing and the reading
@@ -131,16 +139,27 @@ class Attacher:
 
     def detach(self, digest: Digest) -> None:
         """Unmount the layer; running containers that still hold it keep it (their overlay has its own reference)."""
-        target = self.path(digest)
+        self._detach(self.path(digest))
+
+    def detach_private(self, pattern: str) -> None:
+        """The same for the private mounts whose names (`<node name>.<slot>`) match the shell pattern."""
+        for target in self._targets():
+            if "." in target.name and fnmatchcase(target.name, pattern):
+                self._detach(target)
+
+    def _targets(self) -> list[Path]:
+        return [Path(entry.target) for entry in mounts() if Path(entry.target).parent == self.mounts_dir]
+
+    def _detach(self, target: Path) -> None:
         with self._locks[target.name]:
             while _entry(target) is not None:  # twice mounted by one that was killed and by its successor
                 umount(str(target), lazy=True)
             with contextlib.suppress(FileNotFoundError):  # never mounted since the machine booted
                 target.rmdir()
 
-    def warm(self, digest: Digest) -> None:
-        """The layer is complete: read far ahead."""
-        entry = _entry(self.path(digest))
+    def warm(self, digest: Digest, slot: int = 0) -> None:
+        """The layer is complete: read far ahead. Of a private mount: its recording is over, too."""
+        entry = _entry(self.path(digest, slot))
         if entry is not None and entry.source.startswith("/dev/loop"):
             loop.set_read_ahead(entry.major, entry.minor, self._warm_kib)
 

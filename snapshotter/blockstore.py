@@ -140,13 +140,12 @@ class LayerRecord:
 class LayerFiles:
     """A layer's open files. The attributes are public for the block server's hot path; nobody else touches them."""
 
-    __slots__ = ("_open", "data_fd", "meta_fd", "meta_size", "name", "node", "present", "record")
+    __slots__ = ("_open", "data_fd", "meta_fd", "meta_size", "name", "present", "record")
 
     def __init__(self, directory: Path, writable: bool = False) -> None:
         """Open the layer. NotFound when there is none, SnapshotterError when a part of it is missing."""
         self._open = False
         self.name = directory.name
-        self.node = node_id(self.name)
         self.record = LayerRecord.load(directory)
         self.meta_size = self.record.meta_size
         with contextlib.ExitStack() as on_failure:

@@ -6,15 +6,15 @@ background fetching again after such a restart) and then lets the kernel read fu
 
 Removing a layer from the store, so that no process goes on with files that are not in the store any more:
 1. The caller keeps snapshots off the layer (`containerd.lazy.LazyLayers.kept_out`): none stands on it, none comes.
-2. Service: unmount it; wait until no loop device stands on its FUSE file. One that stays belongs to a container that
-   outlived its snapshot: refused.
+2. Service: unmount it, privately too; wait until no loop device stands on one of its FUSE files. One that stays belongs
+   to a container that outlived its snapshot: refused.
 3. Fetch process: let no arrival of the layer begin; refuse if readers wait; rename its directory and drop it from the
    table of open layers in one step. Threads that still hold it (a flight that is landing) write into files that are
    closed with the last reference.
-4. Fetch process: FUSE_NOTIFY_INVAL_ENTRY for the name. The kernel drops the dentry, and the inode unless someone has
-   the file open; the FORGET that follows makes the block server close its files. Once it has none open below the
-   renamed directory the layer is deleted. If it still has after some seconds, the name is put back, and the removal
-   refused.
+4. Fetch process: FUSE_NOTIFY_INVAL_ENTRY for the name, and for that of each private file (`<name>.<slot>`) that there
+   can be. The kernel drops the dentries, and the inodes unless someone has the file open; the FORGETs that follow make
+   the block server close its files. Once it has none open below the renamed directory the layer is deleted. If it still
+   has after some seconds, the name is put back, and the removal refused.
 The next pull finds neither directory nor inode, and begins anew under the same node id. A fetch process that is killed
 on the way leaves the renamed directory; its successor has the kernel forget the name, and deletes it. A look-up that
 overtakes the FORGET is harmless: at each the block server compares what it has open with what is in the store.
@@ -24,6 +24,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_S = 60.0
 _WATCH_S = 30.0
+_HOT_S = 0.2  # a container's start waits for this answer
 _LET_GO_S = 2.0
 
 
@@ -61,7 +63,12 @@ class Layers:
         started = time.monotonic()
         directory = self._store.find(ref.digest)
         if directory is None or ref.image not in LayerRecord.load(directory).images:
-            request = {"image": ref.image, "digest": ref.digest, "siblings": list(ref.siblings)}
+            request = {
+                "image": ref.image,
+                "digest": ref.digest,
+                "siblings": list(ref.siblings),
+                "layers": list(ref.layers),
+            }
             directory = self._store.layers / self._ask("ensure", None, **request)["name"]
         ready = time.monotonic()
         try:
@@ -74,6 +81,15 @@ class Layers:
         mounted = time.monotonic()
         _log.info("layer.mounted layer=%s ready_s=%.3f mount_s=%.3f", ref.digest, ready - started, mounted - ready)
         return MountedLayer(target, record.implied_dirs)
+
+    def hot_state(self, image: str, layers: Sequence[str]) -> str:
+        """Whether there is a hot set of the image with these layers, bottom up: "found", "none", or "unknown" while it
+        is looked for. "none" also where the fetch process does not say so at once."""
+        try:
+            return str(call(self._fetch, "hot", _HOT_S, image=image, layers=list(layers))["state"])
+        except SnapshotterError as error:
+            _log.info("layer.hot_state_unknown image=%s error=%r", image, str(error))
+            return "none"
 
     def release(self, digest: Digest) -> None:
         """See `LayerProvider.release`."""
@@ -102,8 +118,9 @@ class Layers:
         if not (self._store.layers / name).exists():
             raise NotFound(f"there is no layer {name}")
         self._attacher.detach(digest)
+        self._attacher.detach_private(f"{name}.*")  # of a snapshot that is gone: none stands on the layer
         give_up = time.monotonic() + _LET_GO_S
-        while holders := self._attacher.holders(name):
+        while holders := self._attacher.holders(f"{name}*"):
             if time.monotonic() > give_up:
                 raise Precondition(
                     f"{name} is in use: {', '.join(holders)} stands on it, a container still runs with it"

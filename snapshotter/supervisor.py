@@ -35,6 +35,7 @@ from .config import Config
 from .errors import UserError
 from .fuse.device import Connection, connect
 from .fuse.ring import Ring
+from .record import log as record_log
 
 __all__ = ["Resources", "Supervisor", "run"]
 
@@ -268,6 +269,7 @@ def run(config: Config) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, soft_limit))
         store = BlockStore(Path(config.root))
         store.recover(Path("/proc/sys/kernel/random/boot_id").read_text())
+        record_log.create(record_log.directory(config.root_path))
         while True:
             unmount_dead(Path(config.root))
             resources = Resources.create()
@@ -298,8 +300,9 @@ def _mains(config: Config, resources: Resources, store: BlockStore) -> dict[str,
 
     def block() -> None:
         os.close(connection.mount)
+        notes = record_log.Notes(record_log.directory(config.root_path))
         resend = config.resend == "auto"
-        BlockServer(Ring(ring), connection.device, doorbell, store.layers, resend).run()
+        BlockServer(Ring(ring), connection.device, doorbell, store.layers, notes, resend).run()
 
     def fetch() -> None:
         os.close(connection.mount)

@@ -191,7 +191,8 @@ def _offline(root: Path) -> _Access:
         finally:
             metadata.close()
     below = (root / "m").resolve()
-    mounted = {Path(it.target).name: it.target for it in mounts() if Path(it.target).parent == below}
+    targets = [Path(it.target) for it in mounts() if Path(it.target).parent == below]
+    mounted = {path.name.partition(".")[0]: str(path) for path in targets}  # private mounts too
     store = BlockStore(root)
 
     def remove(name: str) -> None:

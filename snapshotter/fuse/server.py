@@ -5,11 +5,16 @@ nothing that can wait: no network, no decoding, no lock. A read whose blocks are
 the ring and the fetch process answers it. A reply to READ is exactly min(size, end - offset) bytes or an error: EROFS
 turns short replies into zero pages. A request that makes this code fail is answered with EIO; one that has killed the
 process `_POISON` times is answered with EIO unread. It must never touch a path below its own mounts.
+
+A layer has one file that all containers share, and private ones, `<node name>.<slot>`: same bytes, other node ids, so
+that the kernel keeps another page cache for each. A read of a private file is noted for the recorder (`record.log`),
+then served as any other. Each node id has its own open files, which go with the FORGET of that id.
 """
 
 import errno
 import logging
 import os
+import re
 import select
 import time
 from collections.abc import Callable
@@ -17,6 +22,7 @@ from pathlib import Path
 
 from snapshotter.blockstore import LayerFiles, node_id
 from snapshotter.errors import SnapshotterError
+from snapshotter.record.log import Notes
 
 from . import abi
 from .abi import IN_HEADER, OUT_HEADER, Opcode
@@ -30,18 +36,20 @@ _POISON = 5
 _MAX_READ = 1 << 20
 _IDLE_S = 1.0
 _BEAT_EVERY = 1024
+_FILE_NAME = re.compile(r"([0-9a-f]{14})(?:\.([0-9a-f]{2}))?")
 
 
 class BlockServer:
     """Serves `<layers>/<node name>` as files of the connection `device` until the connection ends."""
 
-    def __init__(self, ring: Ring, device: int, doorbell: int, layers: Path, resend: bool = True) -> None:
+    def __init__(self, ring: Ring, device: int, doorbell: int, layers: Path, notes: Notes, resend: bool = True) -> None:
         """`doorbell` is the eventfd that wakes the fetch process. `resend` false leaves the kernel's own second
         delivery unused, as on kernels that lack it."""
         self._ring = ring
         self._device = device
         self._doorbell = doorbell
         self._layers_dir = layers
+        self._notes = notes
         self._use_resend = resend
         self._layers: dict[int, LayerFiles] = {}
         self._buffer = memoryview(bytearray(_MAX_READ))
@@ -137,6 +145,8 @@ class BlockServer:
         layer = self._layer(node)
         size = max(min(size, layer.record.image_size - offset), 0)
         start, end = layer.blocks_of(offset, size)
+        if node & 0xFF and start < end:
+            self._notes.note(node, start, end)
         if not layer.has(start, end):
             self._ring.hand(slot, time.monotonic())
             os.eventfd_write(self._doorbell, 1)
@@ -185,13 +195,14 @@ class BlockServer:
     def _lookup(self, node: int, slot: int) -> bytes:
         length = self._ring.request(slot)[0]
         name = self._ring.body(slot, IN_HEADER.size, length).rstrip(b"\0").decode("ascii", "replace")
-        if len(name) != 14 or any(digit not in "0123456789abcdef" for digit in name):
+        parts = _FILE_NAME.fullmatch(name)
+        if parts is None or parts[2] == "00":
             raise OSError(errno.ENOENT, "not a layer")
-        known = self._layers.get(node_id(name))
-        if known is not None and not known.is_current(self._layers_dir / name):  # removed, its FORGET is still to come
-            self._layers.pop(node_id(name)).close()
-        layer = self._layer(node_id(name))
-        return abi.entry_reply(layer.node, layer.record.image_size)
+        found = node_id(parts[1], int(parts[2] or "0", 16))
+        known = self._layers.get(found)
+        if known is not None and not known.is_current(self._layers_dir / parts[1]):  # removed, its FORGET is to come
+            self._layers.pop(found).close()
+        return abi.entry_reply(found, self._layer(found).record.image_size)
 
     def _getattr(self, node: int, slot: int) -> bytes:
         if node == abi.ROOT_ID:

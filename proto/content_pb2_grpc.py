@@ -44,6 +44,16 @@ class ContentStub:
                 request_serializer=proto_dot_content__pb2.UpdateRequest.SerializeToString,
                 response_deserializer=proto_dot_content__pb2.UpdateResponse.FromString,
                 _registered_method=True)
+        self.List = channel.unary_stream(
+                '/containerd.services.content.v1.Content/List',
+                request_serializer=proto_dot_content__pb2.ListContentRequest.SerializeToString,
+                response_deserializer=proto_dot_content__pb2.ListContentResponse.FromString,
+                _registered_method=True)
+        self.Read = channel.unary_stream(
+                '/containerd.services.content.v1.Content/Read',
+                request_serializer=proto_dot_content__pb2.ReadContentRequest.SerializeToString,
+                response_deserializer=proto_dot_content__pb2.ReadContentResponse.FromString,
+                _registered_method=True)
         self.Write = channel.stream_stream(
                 '/containerd.services.content.v1.Content/Write',
                 request_serializer=proto_dot_content__pb2.WriteContentRequest.SerializeToString,
@@ -61,6 +71,18 @@ class ContentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Update(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def List(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Read(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +106,16 @@ def add_ContentServicer_to_server(servicer, server):
                     servicer.Update,
                     request_deserializer=proto_dot_content__pb2.UpdateRequest.FromString,
                     response_serializer=proto_dot_content__pb2.UpdateResponse.SerializeToString,
+            ),
+            'List': grpc.unary_stream_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=proto_dot_content__pb2.ListContentRequest.FromString,
+                    response_serializer=proto_dot_content__pb2.ListContentResponse.SerializeToString,
+            ),
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=proto_dot_content__pb2.ReadContentRequest.FromString,
+                    response_serializer=proto_dot_content__pb2.ReadContentResponse.SerializeToString,
             ),
             'Write': grpc.stream_stream_rpc_method_handler(
                     servicer.Write,
@@ -145,6 +177,60 @@ class Content:
             '/containerd.services.content.v1.Content/Update',
             proto_dot_content__pb2.UpdateRequest.SerializeToString,
             proto_dot_content__pb2.UpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/containerd.services.content.v1.Content/List',
+            proto_dot_content__pb2.ListContentRequest.SerializeToString,
+            proto_dot_content__pb2.ListContentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/containerd.services.content.v1.Content/Read',
+            proto_dot_content__pb2.ReadContentRequest.SerializeToString,
+            proto_dot_content__pb2.ReadContentResponse.FromString,
             options,
             channel_credentials,
             insecure,

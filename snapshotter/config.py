@@ -19,6 +19,8 @@ from snapshotter.errors import UserError
 __all__ = [
     "DEFAULT_PATH",
     "Config",
+    "ContainerdConfig",
+    "CriConfig",
     "FetchConfig",
     "HotSetConfig",
     "IndexConfig",
@@ -73,6 +75,29 @@ class IndexConfig:
         unit="s",
         low=0.1,
         high=300,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerdConfig:
+    """The containerd that uses this daemon."""
+
+    address: str = _option(
+        "/run/containerd/containerd.sock",
+        "Its socket: asked which image a layer belongs to, where a client does not say so; empty: not asked.",
+        absolute=True,
+        may_be_empty=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CriConfig:
+    """The way for credentials that the kubelet passes with a pull."""
+
+    enabled: bool = _option(False, "Whether the kubelet's image service is passed on to containerd, for credentials.")
+    socket: str = _option("", "Where the kubelet connects; empty: <run>/cri.sock.", absolute=True)
+    image_service: str = _option(
+        "", "The image service behind it; empty: containerd at the address in [containerd].", absolute=True
     )
 
 
@@ -190,6 +215,12 @@ class Config:
             "doc": "Naming a directory says that you trust it: its files are checked for damage, but taken as genuine."
         },
     )
+    containerd: ContainerdConfig = field(
+        default_factory=ContainerdConfig, metadata={"doc": "The containerd that uses this daemon."}
+    )
+    cri: CriConfig = field(
+        default_factory=CriConfig, metadata={"doc": "The way for credentials that the kubelet passes with a pull."}
+    )
     registry: RegistryConfig = field(default_factory=RegistryConfig, metadata={"doc": "How registries are talked to."})
     fetch: FetchConfig = field(default_factory=FetchConfig, metadata={"doc": "How missing blocks are brought in."})
     hotset: HotSetConfig = field(
@@ -217,6 +248,11 @@ class Config:
         return Path(self.socket or Path(self.run, "bootseer.sock"))
 
     @property
+    def cri_path(self) -> Path:
+        """The kubelet's socket."""
+        return Path(self.cri.socket or Path(self.run, "cri.sock"))
+
+    @property
     def control_path(self) -> Path:
         """The control socket of the command line."""
         return Path(self.run, "control.sock")
@@ -236,7 +272,9 @@ class Config:
         except tomllib.TOMLDecodeError as exc:
             raise UserError(f"{path}: not valid TOML: {exc}") from exc
         config = _build(cls, data, str(path), "")
-        for sock in (config.socket_path, config.control_path):
+        if config.cri.enabled and not (config.cri.image_service or config.containerd.address):
+            raise UserError(f"{path}: [cri] enabled needs an image_service, or an address in [containerd]")
+        for sock in (config.socket_path, config.control_path, config.cri_path):
             if len(bytes(sock)) > _SOCKET_PATH_BYTES:
                 raise UserError(f"{path}: socket path {sock} is longer than {_SOCKET_PATH_BYTES} bytes: shorten `run`")
         return config

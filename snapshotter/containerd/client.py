@@ -29,10 +29,10 @@ from proto import (
     snapshots_pb2_grpc,
     version_pb2_grpc,
 )
-from snapshotter.errors import AlreadyExists, Denied, NotFound, SnapshotterError, Transient
+from snapshotter.errors import AlreadyExists, Denied, InvalidArgument, NotFound, SnapshotterError, Transient
 from snapshotter.model import Digest
 
-__all__ = ["DEFAULT_ADDRESS", "Containerd", "Plugin", "Session"]
+__all__ = ["DEFAULT_ADDRESS", "Blob", "Containerd", "Content", "Plugin", "Session"]
 
 DEFAULT_ADDRESS = Path("/run/containerd/containerd.sock")
 
@@ -56,6 +56,16 @@ class Plugin:
     exports: Mapping[str, str]
     capabilities: tuple[str, ...]
     problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A blob of the content store; `updated_ns` since 1970, of its labels."""
+
+    digest: Digest
+    size: int
+    updated_ns: int
+    labels: Mapping[str, str]
 
 
 class Containerd:
@@ -102,12 +112,48 @@ class Containerd:
                 leases.Delete(leases_pb2.DeleteRequest(id=lease), metadata=metadata, timeout=self._timeout_s)
 
     @contextmanager
+    def content(self, namespace: str) -> Iterator["Content"]:
+        """Read what a namespace has in the content store."""
+        with self._channel() as channel:
+            yield Content(channel, (("containerd-namespace", namespace),), self._timeout_s)
+
+    @contextmanager
     def _channel(self) -> Iterator[grpc.Channel]:
         """A connection; errors of its calls as ours."""
         if not self._address.exists():
             raise Transient(f"{self._address}: there is no such socket")
         with _translated(str(self._address)), grpc.insecure_channel(f"unix://{self._address}") as channel:
             yield channel
+
+
+class Content:
+    """The content store of one namespace, to read."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], timeout_s: float) -> None:
+        self._metadata = metadata
+        self._timeout_s = timeout_s
+        self._stub = content_pb2_grpc.ContentStub(channel)  # type: ignore[no-untyped-call]  # generated
+
+    def labelled(self, label: str) -> list[Blob]:
+        """The blobs that have the label, in no order."""
+        request = content_pb2.ListContentRequest(filters=[f'labels."{label}"'])
+        found: list[Blob] = []
+        for answer in self._stub.List(request, metadata=self._metadata, timeout=self._timeout_s):
+            for info in answer.info:
+                updated_ns = info.updated_at.ToNanoseconds()
+                found.append(Blob(Digest(info.digest), info.size, updated_ns, dict(info.labels)))
+        return found
+
+    def read(self, digest: Digest, limit: int) -> bytes:
+        """The whole blob; InvalidArgument when it has more than `limit` bytes."""
+        request = content_pb2.ReadContentRequest(digest=digest, size=limit + 1)
+        body = bytearray()
+        with _translated(f"content {digest}"):
+            for answer in self._stub.Read(request, metadata=self._metadata, timeout=self._timeout_s):
+                body += answer.data
+                if len(body) > limit:
+                    raise InvalidArgument(f"content {digest}: more than {limit} bytes")
+        return bytes(body)
 
 
 class Session:

@@ -20,6 +20,7 @@ __all__ = ["LazyRules", "OrdinaryLayers", "OrdinaryPulls", "Reason", "Refusal"]
 class Reason(Enum):
     """Why containerd was left to download and unpack a layer."""
 
+    NO_TARGET = "no-target"
     NO_LABELS = "no-labels"
     BAD_LABELS = "bad-labels"
     SWITCHED_OFF = "switched-off"
@@ -66,7 +67,7 @@ class LazyRules:
             return Refusal(Reason.SWITCHED_OFF, f"`bootseer lazy off` since {since}")
         names = _names(image)
         for pattern in self._exclude:
-            if _matches(pattern, names):
+            if _matches(pattern, names) or _may_match(pattern, image):
                 return Refusal(Reason.EXCLUDED, f"exclude pattern {pattern!r} in [lazy]")
         if self._include and not any(_matches(pattern, names) for pattern in self._include):
             return Refusal(Reason.NOT_INCLUDED, "no include pattern in [lazy] matches")
@@ -106,3 +107,12 @@ def _names(image: str) -> set[str]:
 
 def _matches(pattern: str, names: set[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _may_match(pattern: str, image: str) -> bool:
+    """Whether the pattern would match the image under some tag, where only its digest is known."""
+    place, at, _ = image.partition("@")
+    before, colon, tag = pattern.rpartition(":")
+    if not at or not colon or "/" in tag or ":" in place.rpartition("/")[2]:
+        return False
+    return fnmatchcase(place, before)

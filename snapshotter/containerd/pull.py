@@ -8,7 +8,6 @@ image record.
 """
 
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Callable
@@ -19,10 +18,11 @@ from snapshotter.errors import InvalidArgument, Precondition, Transient
 from snapshotter.model import Digest
 from snapshotter.registry import Descriptor, Document, ImageRef, Manifest, Platform, Registry, parse_reference
 
+from .chain import chain_ids
 from .client import Containerd, Session
 from .labels import TARGET_LABEL
 
-__all__ = ["Pull", "Pulled", "chain_ids", "image_name"]
+__all__ = ["Pull", "Pulled", "image_name"]
 
 _CRI = "containerd.io/snapshot/cri."
 _LABEL_BYTES = 4096  # containerd's limit for key and value together
@@ -96,21 +96,6 @@ class Pull:
 def image_name(image: ImageRef) -> str:
     """The reference in full, as containerd's other clients name images."""
     return str(image) if image.tag or image.digest else f"{image}:latest"
-
-
-def chain_ids(config: bytes, layers: int) -> list[str]:
-    """containerd's snapshot names of an image's layers, from the lowest up."""
-    try:
-        diff_ids = json.loads(config)["rootfs"]["diff_ids"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument("the image's configuration has no list of diff IDs") from error
-    if not isinstance(diff_ids, list) or len(diff_ids) != layers:
-        raise InvalidArgument(f"the image's configuration does not list its {layers} layers")
-    chain: list[str] = []
-    for diff_id in diff_ids:
-        both = f"{chain[-1]} {diff_id}" if chain else ""
-        chain.append(f"sha256:{hashlib.sha256(both.encode()).hexdigest()}" if both else str(diff_id))
-    return chain
 
 
 def _put_documents(session: Session, image: ImageRef, manifest: Manifest, documents: tuple[Document, ...]) -> None:

@@ -7,13 +7,7 @@ and no lock is held while List streams.
 """
 
 import logging
-import os
-import socket
-import stat
-import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +20,7 @@ from proto import mount_pb2, snapshots_pb2, snapshots_pb2_grpc
 from snapshotter import errors
 from snapshotter.containerd.model import Mount, Snapshot
 from snapshotter.containerd.snapshots import Snapshots
+from snapshotter.grpcsocket import listen
 
 __all__ = ["SnapshotsService", "serve"]
 
@@ -48,9 +43,6 @@ _MESSAGE_LIMIT = 16 << 20
 
 _LIST_BATCH = 100
 """Snapshots a List message; as containerd itself sends them."""
-
-_SOCKET_PATH_LIMIT = 107
-"""Bytes of a socket's path (sun_path, less its final zero)."""
 
 
 @contextmanager
@@ -158,56 +150,15 @@ class SnapshotsService(snapshots_pb2_grpc.SnapshotsServicer):
 def serve(snapshots: Snapshots, socket_path: Path, max_workers: int = 64) -> grpc.Server:
     """Serve on a unix socket that only root may use, and return the running server.
 
-    A stale socket of an earlier process is replaced; raises UserError when somebody answers on it, or when the path
-    cannot be one. A Prepare holds a worker for as long as a layer takes to come, so there have to be many.
-    The caller stops the server; its workers end then, each when its call does. The socket stays and is stale.
+    See `grpcsocket.listen`. A Prepare holds a worker for as long as a layer takes to come, so there have to be many.
     """
-    _check_socket_path(socket_path)
-    workers = ThreadPoolExecutor(max_workers, thread_name_prefix="snapshots")
     options = [("grpc.max_receive_message_length", _MESSAGE_LIMIT), ("grpc.max_send_message_length", _MESSAGE_LIMIT)]
-    server = grpc.server(workers, options=options)
-    add: Callable[[SnapshotsService, grpc.Server], None] = snapshots_pb2_grpc.add_SnapshotsServicer_to_server
-    add(SnapshotsService(snapshots), server)
-    # Bound in a private directory and renamed when its mode is right: there is no moment at which another user could
-    # connect, and none without a socket when a predecessor is replaced.
-    with tempfile.TemporaryDirectory(prefix=".s", dir=socket_path.parent) as private:
-        bound = Path(private) / "s"
-        server.add_insecure_port(f"unix://{bound}")
-        server.start()
-        bound.chmod(0o600)
-        bound.rename(socket_path)
-    threading.Thread(target=_end_with, args=(server, workers), name="snapshots-end", daemon=True).start()
-    _log.info("service.listening socket=%s workers=%d", socket_path, max_workers)
-    return server
 
+    def add(server: grpc.Server) -> None:
+        register: Callable[[SnapshotsService, grpc.Server], None] = snapshots_pb2_grpc.add_SnapshotsServicer_to_server
+        register(SnapshotsService(snapshots), server)
 
-def _end_with(server: grpc.Server, workers: ThreadPoolExecutor) -> None:
-    """Let the workers go once the server has been stopped: grpc leaves them behind."""
-    server.wait_for_termination()
-    workers.shutdown(wait=False)
-
-
-def _check_socket_path(path: Path) -> None:
-    """Raises UserError unless a server may listen on `path`."""
-    # The name it is bound under first is longer than ".sXXXXXXXX/s" at most by this much.
-    room = _SOCKET_PATH_LIMIT - len(".s12345678/s")
-    if not path.is_absolute() or len(os.fsencode(path)) > _SOCKET_PATH_LIMIT or len(os.fsencode(path.parent)) >= room:
-        raise errors.UserError(
-            f"{path}: a socket's path must be absolute and shorter than {room} bytes: choose another"
-        )
-    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    try:
-        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if not is_socket:
-        raise errors.UserError(f"{path}: exists and is not a socket: remove it or choose another path")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            return  # nobody listens: left over by a process that died
-    raise errors.UserError(f"{path}: another process serves there: stop it or choose another path")
+    return listen(socket_path, add, "snapshots", max_workers, options)
 
 
 def _mount(mount: Mount) -> mount_pb2.Mount:

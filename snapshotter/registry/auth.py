@@ -2,8 +2,8 @@
 
 An endpoint refuses with a challenge. Basic: the user and password are shown to it. Bearer: a token for one repository
 is fetched from the server that the challenge names, and kept until shortly before it expires. Credentials are looked up
-anew for each token, so that a login takes effect with the next one. The rest of the package only sees `header` and
-`renew`.
+anew for each token, so that a login takes effect with the next one; where there are several, one that is refused is
+followed by the next. The rest of the package only sees `header` and `renew`.
 
 Shared state: `_lock` guards the tables and is never held over the network. One fetch runs per (endpoint, repository);
 who comes meanwhile waits for its outcome, good or bad, so that an expired token never causes a burst of requests.
@@ -14,17 +14,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from snapshotter.errors import Denied, SnapshotterError, Transient
 from snapshotter.registry.challenge import Challenge, parse_challenges
-from snapshotter.registry.credentials import Credential, DockerConfig
+from snapshotter.registry.credentials import Credential
 from snapshotter.registry.endpoint import Endpoint
+from snapshotter.registry.keyring import Keyring
+from snapshotter.registry.reference import ImageRef
 from snapshotter.registry.tokens import Token, basic, fetch_token
 from snapshotter.registry.transport import Transport
 
 __all__ = ["Authenticator"]
 
-_Key = tuple[str, str]
+_Key = tuple[str, str, str]
+"""Endpoint, registry, repository: one mirror may serve a repository of the same name for two registries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +42,36 @@ class _Grant:
 class Authenticator:
     """Hands out Authorization headers. Thread-safe."""
 
-    def __init__(
-        self, transport: Transport, credentials: DockerConfig, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, transport: Transport, keyring: Keyring, clock: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
-        self._credentials = credentials
+        self._keyring = keyring
         self._clock = clock
         self._lock = threading.Lock()
         self._grants: dict[_Key, _Grant] = {}
         self._known: dict[str, Challenge] = {}  # an endpoint's last challenge: saves the 401 for its next repository
         self._replaced: dict[tuple[str, str], str] = {}  # (endpoint, identity token of the file) -> the one it became
-        self._flights: dict[_Key, Future[str]] = {}
+        self._flights: dict[tuple[_Key, int], Future[str]] = {}
 
     def __repr__(self) -> str:
         return f"<Authenticator {len(self._grants)} tokens, {len(self._flights)} being fetched>"
 
-    def header(self, endpoint: Endpoint, repository: str) -> str | None:
-        """What to send with a first request: a valid header, fetched if the endpoint is known to want one, else
-        None."""
+    def header(self, endpoint: Endpoint, image: ImageRef) -> str | None:
+        """What to send with a first request for the image's repository: a valid header, fetched if the endpoint is
+        known to want one, else None."""
         with self._lock:
-            grant = self._grants.get((endpoint.url, repository))
+            grant = self._grants.get(_key(endpoint, image))
             if grant is not None and grant.until > self._clock():
                 return grant.header
             known = self._known.get(endpoint.url)
-        return None if known is None else self._fetch_once(endpoint, repository, known, None, fresh_scope=True)
+        return None if known is None else self._fetch_once(endpoint, image, known, None, 0, fresh_scope=True)
 
-    def renew(self, endpoint: Endpoint, repository: str, www_authenticate: str, refused: str | None) -> str:
-        """A header other than `refused`, after a 401 or 403 with this challenge (maybe empty). Denied when there is
-        no way that we can go; Transient when the token server cannot be asked now."""
-        key = (endpoint.url, repository)
+    def renew(
+        self, endpoint: Endpoint, image: ImageRef, www_authenticate: str, refused: str | None, attempt: int = 0
+    ) -> str:
+        """A header other than `refused`, after a 401 or 403 with this challenge (maybe empty). `attempt` counts the
+        headers that this very request got here and that were refused too: as many credentials are passed over. Denied
+        when there is no (further) way that we can go; Transient when the token server cannot be asked now."""
+        key = _key(endpoint, image)
         offered = {challenge.scheme: challenge for challenge in reversed(parse_challenges(www_authenticate))}
         challenge = offered.get("bearer") or offered.get("basic")
         with self._lock:
@@ -79,59 +84,97 @@ class Authenticator:
             fresh_scope = challenge is None
             challenge = challenge or self._known.get(endpoint.url)
         if challenge is None:
-            raise Denied(f"{endpoint.host}/{repository}: the registry refuses us and does not say what it wants")
-        return self._fetch_once(endpoint, repository, challenge, refused, fresh_scope)
+            raise Denied(f"{_name(endpoint, image)}: the registry refuses us and does not say what it wants")
+        return self._fetch_once(endpoint, image, challenge, refused, attempt, fresh_scope)
 
     def _fetch_once(
-        self, endpoint: Endpoint, repository: str, challenge: Challenge, refused: str | None, fresh_scope: bool
+        self,
+        endpoint: Endpoint,
+        image: ImageRef,
+        challenge: Challenge,
+        refused: str | None,
+        attempt: int,
+        fresh_scope: bool,
     ) -> str:
-        """One fetch per (endpoint, repository) at a time; the others get its result or its error."""
-        key = (endpoint.url, repository)
+        """One fetch per (endpoint, repository) and attempt at a time; the others get its result or its error."""
+        key = _key(endpoint, image)
         with self._lock:
-            flight = self._flights.get(key)
+            flight = self._flights.get((key, attempt))
             mine = flight is None
             if flight is None:
-                flight = self._flights[key] = Future()
+                flight = self._flights[key, attempt] = Future()
         if not mine:
             return flight.result()
         try:
-            if challenge.scheme == "basic":
-                grant = self._basic(endpoint, repository, refused)
-            else:
-                grant = self._bearer(endpoint, repository, challenge, fresh_scope)
+            grant = self._grant(endpoint, image, challenge, refused, attempt, fresh_scope)
         except BaseException as exc:
             with self._lock:
-                del self._flights[key]
+                del self._flights[key, attempt]
             known = isinstance(exc, SnapshotterError)
             flight.set_exception(exc if known else Transient(f"{endpoint.host}: {type(exc).__name__}"))
             raise
         with self._lock:
             self._grants[key] = grant
-            del self._flights[key]
+            del self._flights[key, attempt]
         flight.set_result(grant.header)
         return grant.header
 
-    def _basic(self, endpoint: Endpoint, repository: str, refused: str | None) -> _Grant:
-        what = f"{endpoint.host}/{repository}"
-        credential = self._credentials.lookup(endpoint.host)
+    def _grant(
+        self,
+        endpoint: Endpoint,
+        image: ImageRef,
+        challenge: Challenge,
+        refused: str | None,
+        attempt: int,
+        fresh_scope: bool,
+    ) -> _Grant:
+        """By the first credential that gets one; the first refusal where none does."""
+        refusals: list[Denied] = []
+        for credential in islice(self._keyring.candidates(endpoint, image), attempt, None):
+            try:
+                if challenge.scheme == "basic":
+                    return self._basic(endpoint, image, credential, refused)
+                return self._bearer(endpoint, image, challenge, credential, refused, fresh_scope)
+            except Denied as exc:
+                refusals.append(exc)
+        raise refusals[0] if refusals else Denied(f"{_name(endpoint, image)}: there are no other credentials for it")
+
+    def _basic(self, endpoint: Endpoint, image: ImageRef, credential: Credential | None, refused: str | None) -> _Grant:
+        what = _name(endpoint, image)
         if credential is None or not credential.password:
-            problem = self._credentials.problem(endpoint.host)
+            problem = self._keyring.problem(endpoint.host)
             raise Denied(f"{what}: the registry wants a user and password; {problem}")
         header = basic(credential)
         if header == refused:
             raise Denied(f"{what}: the registry does not accept the password of {credential.user!r}")
         return _Grant(header, float("inf"))
 
-    def _bearer(self, endpoint: Endpoint, repository: str, challenge: Challenge, fresh_scope: bool) -> _Grant:
-        default = f"repository:{repository}:pull"
+    def _bearer(
+        self,
+        endpoint: Endpoint,
+        image: ImageRef,
+        challenge: Challenge,
+        credential: Credential | None,
+        refused: str | None,
+        fresh_scope: bool,
+    ) -> _Grant:
+        if credential is not None and credential.registry_token:
+            header = f"Bearer {credential.registry_token}"
+            if header == refused:
+                raise Denied(
+                    f"{_name(endpoint, image)}: the registry does not accept the token that came with the pull"
+                )
+            return _Grant(header, float("inf"))
+        default = f"repository:{image.repository}:pull"
         scope = default if fresh_scope else challenge.params.get("scope") or default
         asked = self._clock()
-        token = self._token(endpoint, challenge, scope, f"token for {endpoint.host}/{repository}")
+        token = self._token(endpoint, challenge, scope, credential, f"token for {_name(endpoint, image)}")
         return _Grant(token.header, asked + token.life_s)
 
-    def _token(self, endpoint: Endpoint, challenge: Challenge, scope: str, what: str) -> Token:
+    def _token(
+        self, endpoint: Endpoint, challenge: Challenge, scope: str, credential: Credential | None, what: str
+    ) -> Token:
         """A token; minds that a token server may replace the identity token with each use."""
-        credential = self._credentials.lookup(endpoint.host)
         if credential is None or not credential.identity_token:
             return fetch_token(self._transport, endpoint, challenge, scope, credential, what)
         key = (endpoint.url, credential.identity_token)
@@ -159,3 +202,11 @@ class Authenticator:
             with self._lock:
                 self._replaced[key] = token.refresh
         return replace(token, refresh="")
+
+
+def _key(endpoint: Endpoint, image: ImageRef) -> _Key:
+    return endpoint.url, image.host, image.repository
+
+
+def _name(endpoint: Endpoint, image: ImageRef) -> str:
+    return f"{endpoint.host}/{image.repository}"

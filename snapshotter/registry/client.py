@@ -19,6 +19,7 @@ from snapshotter.registry.blob import RegistryBlob
 from snapshotter.registry.credentials import DockerConfig, docker_config_path
 from snapshotter.registry.endpoint import Endpoint
 from snapshotter.registry.hosts import Hosts
+from snapshotter.registry.keyring import Keyring
 from snapshotter.registry.manifest import (
     ACCEPT,
     Document,
@@ -29,6 +30,7 @@ from snapshotter.registry.manifest import (
     host_platform,
     parse_manifest,
 )
+from snapshotter.registry.passed import PassedCredentials
 from snapshotter.registry.reference import ImageRef, parse_digest, parse_reference
 from snapshotter.registry.standing import Standing
 from snapshotter.registry.transport import Reply, Transport
@@ -37,12 +39,14 @@ __all__ = ["Registry"]
 
 _MANIFEST_BYTES = 4 << 20  # what registries accept
 _INDEX_DEPTH = 3
+_ATTEMPTS = 8  # more than there are credentials; other threads may bring headers too, but not for ever
 
 
 class Registry:
     """All registries, with the warm connections and tokens to them. Thread-safe; `close` when done."""
 
-    def __init__(self, config: RegistryConfig) -> None:
+    def __init__(self, config: RegistryConfig, passed: PassedCredentials | None = None) -> None:
+        """`passed`: credentials that come with pulls, beside those of the configuration."""
         self._hosts = Hosts(Path(config.hosts_dir) if config.hosts_dir else None, frozenset(config.plain_http))
         self._standing = Standing()
         self.transport = Transport(
@@ -50,7 +54,9 @@ class Registry:
             connect_timeout_s=config.connect_timeout_s,
             read_timeout_s=config.read_timeout_s,
         )
-        self._auth = Authenticator(self.transport, DockerConfig(docker_config_path(config.docker_config)))
+        docker_config = DockerConfig(docker_config_path(config.docker_config))
+        self._keyring = Keyring(passed or PassedCredentials(), docker_config)
+        self._auth = Authenticator(self.transport, self._keyring)
         self._blobs: WeakValueDictionary[tuple[str, str, Digest], RegistryBlob] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -59,6 +65,10 @@ class Registry:
     def close(self) -> None:
         """Close the idle connections."""
         self.transport.close()
+
+    def named(self) -> set[str]:
+        """The registries, host[:port], that configuration and credentials name."""
+        return self._hosts.named() | self._keyring.registries()
 
     def resolve(self, ref: str, platform: Platform | None = None) -> Manifest:
         """The manifest of `ref` for `platform` (this machine's by default), its bytes checked against its digest."""
@@ -130,10 +140,10 @@ class Registry:
     def _ask(
         self, endpoint: Endpoint, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str
     ) -> Reply:
-        """Ask one endpoint; a refusal gets one fresh token."""
+        """Ask one endpoint; a refusal gets one fresh token, of each credential that there is."""
         url = endpoint.address(image.host, image.repository, path)
-        header = self._auth.header(endpoint, image.repository)
-        for fresh in (False, True):
+        header = self._auth.header(endpoint, image)
+        for attempt in range(_ATTEMPTS):
             private = dict(endpoint.headers)
             if header is not None:
                 private = {name: value for name, value in private.items() if name.lower() != "authorization"}
@@ -144,13 +154,15 @@ class Registry:
             with reply:
                 challenge = reply.headers.get("WWW-Authenticate", "")
                 error = status_error(reply.status, reply.headers, reply.what)
-            if fresh or reply.redirected:
+            if reply.redirected:
                 raise error
             try:
-                header = self._auth.renew(endpoint, image.repository, challenge, header)
+                header = self._auth.renew(endpoint, image, challenge, header, attempt)
             except Denied as exc:
+                if attempt:
+                    raise error from exc
                 raise Denied(f"{error} ({exc})") from exc
-        raise AssertionError("unreachable: the second round returns or raises")
+        raise error
 
     def _manifest(self, image: ImageRef, target: str, what: str) -> tuple[Digest, bytes]:
         reply, endpoint = self.open("GET", image, f"manifests/{target}", {"Accept": ACCEPT}, what)

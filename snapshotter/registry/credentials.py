@@ -32,11 +32,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A user and a password, or an identity token (what OAuth2 calls a refresh token)."""
+    """A user and a password, or an identity token (what OAuth2 calls a refresh token), or a registry token (a Bearer
+    token as it is)."""
 
     user: str = ""
     password: str = field(default="", repr=False)
     identity_token: str = field(default="", repr=False)
+    registry_token: str = field(default="", repr=False)
 
 
 def docker_config_path(configured: str) -> Path | None:
@@ -78,6 +80,11 @@ class DockerConfig:
         if problem and not told:
             log.warning("credentials.failed %s", fields(host=host, file=self._path, error=problem))
         return found
+
+    def hosts(self) -> set[str]:
+        """The hosts[:port] that the file names; Docker's own spelling of its registry is not among them."""
+        config = self._current()
+        return {str(name) for name in (*config.auths, *config.cred_helpers) if "/" not in str(name)}
 
     def problem(self, host: str) -> str:
         """Why there may be no credentials for `host`, for an error message."""

@@ -8,6 +8,7 @@ Shared state: `_lock` guards the table; files are read outside of it, perhaps tw
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from snapshotter.registry.trust import TlsFiles
 __all__ = ["Hosts"]
 
 _FRESH_S = 10.0
+_PORT_DIRECTORY = re.compile(r"_([0-9]+)_$")
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,14 @@ class Hosts:
         with self._lock:
             self._known[registry] = (now + _FRESH_S, found)
         return found
+
+    def named(self) -> set[str]:
+        """The registries, host[:port], that the configuration names."""
+        try:
+            names = {path.name for path in self._directory.iterdir()} if self._directory is not None else set()
+        except OSError:
+            names = set()
+        return {*self._plain_http} | {_PORT_DIRECTORY.sub(r":\1", name) for name in names if name != "_default"}
 
     def _read(self, registry: str) -> tuple[Endpoint, ...]:
         directory = self._directory_of(registry)

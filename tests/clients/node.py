@@ -37,7 +37,16 @@ disabled_plugins = {disabled}
 address = "{home}/c.sock"
 """
 _REGISTRY = {"version": 0.1, "log": {"accesslog": {"disabled": True}, "level": "error"}}
-_DAEMON = 'root = "{home}/b"\nrun = "{home}/r"\n[index]\nurl = "{indexes}"\n[containerd]\naddress = "{home}/c.sock"\n'
+_DAEMON = """\
+root = "{home}/b"
+run = "{home}/r"
+[index]
+url = "{indexes}"
+[containerd]
+address = "{home}/c.sock"
+[registry]
+plain_http = ["{registry}"]
+"""
 _NERDCTL = (
     'data_root = "{home}/n"\naddress = "{home}/c.sock"\ncgroup_manager = "cgroupfs"\ncni_netconfpath = "{home}/cni"\n'
 )
@@ -90,7 +99,7 @@ class Node:
             self._namespace = mount_namespace(network, workspace.env)
             self._closing.callback(self._namespace.close)
             self._start_registry()
-            (self.home / "b.toml").write_text(_DAEMON.format(home=self.home, indexes=indexes))
+            (self.home / "b.toml").write_text(_DAEMON.format(home=self.home, indexes=indexes, registry=REGISTRY))
             (self.home / "nerdctl.toml").write_text(_NERDCTL.format(home=self.home))
             self._closing.callback(self._unmount_layers)
             self._start("bootseer")

@@ -336,7 +336,7 @@ def test_no_secret_in_logs_errors_or_reprs(
                 gate.challenge = bearer(issuer.url)
                 with registry(login(server.host, identity=identity)) as client:
                     client.resolve(f"{server.host}/app:1")
-                    said += map(repr, (client, client._auth, client._auth._grants, client._auth._credentials))
+                    said += map(repr, (client, client._auth, client._auth._grants, client._auth._keyring))
                     gate.accepted = "another"
                     for _ in range(3):
                         with pytest.raises((Denied, Transient)) as caught:

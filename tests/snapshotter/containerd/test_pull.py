@@ -13,7 +13,8 @@ import pytest
 from containerd_node import NEEDED, SNAPSHOTTER, Node, runnable_layer, tar_of
 
 from snapshotter.cli import main
-from snapshotter.containerd.pull import chain_ids, image_name
+from snapshotter.containerd.chain import chain_ids
+from snapshotter.containerd.pull import image_name
 from snapshotter.errors import InvalidArgument
 from snapshotter.lazyswitch import LazySwitch
 from snapshotter.registry import parse_reference

@@ -1,0 +1,66 @@
+"""What the service process learns of pulls beside their Prepares: whose layer it is that comes without labels, which
+credentials the kubelet passed, which pulls are under way.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from snapshotter.config import Config
+from snapshotter.cri import ImageServiceProxy, Pulls
+from snapshotter.errors import UserError
+from snapshotter.model import Digest, LayerRef
+from snapshotter.registry.passed import PassedCredentials, take_back
+from snapshotter.rpc import call
+
+from .client import Containerd
+from .imagefinder import ImageFinder, Source
+from .layerchoice import cannot_find
+
+__all__ = ["PullAccess"]
+
+_log = logging.getLogger(__name__)
+
+_LOCATE_S = 10.0
+
+
+class PullAccess:
+    """`find_layer` is for `LayerChoice`, `ops` are for the control socket."""
+
+    def __init__(self, config: Config, used: Callable[[], Iterable[str]]) -> None:
+        """`used()`: references of the images that lazy layers came from."""
+        self._config = config
+        self._fetch = Path(config.run) / "fetch.sock"
+        self._proxy: ImageServiceProxy | None = None
+        passed = PassedCredentials()
+        take_back(passed, self._fetch)
+        self._pulls = Pulls(passed, self._fetch, used)
+        self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {"credentials": lambda request: passed.rows()}
+        self.find_layer: Callable[[str, str], LayerRef] = cannot_find
+        if config.containerd.address:
+            containerd = Containerd(Path(config.containerd.address))
+            self.find_layer = ImageFinder(containerd, self._locate, self._pulls.under_way).find
+
+    def __repr__(self) -> str:
+        return f"<PullAccess {self._pulls!r} {self._proxy!r}>"
+
+    def serve(self) -> None:
+        """Serve the kubelet's image service, if it is to be. Where the socket cannot be had only that is not served."""
+        config = self._config
+        if config.cri.enabled:
+            image_service = Path(config.cri.image_service or config.containerd.address)
+            try:
+                self._proxy = ImageServiceProxy(config.cri_path, image_service, self._pulls)
+            except UserError as error:
+                _log.error("cri.not_served reason=%r", str(error))
+
+    def close(self) -> None:
+        """End what `serve` began."""
+        if self._proxy is not None:
+            self._proxy.close()
+            self._config.cri_path.unlink(missing_ok=True)
+
+    def _locate(self, sources: Sequence[Source], manifest: Digest) -> str:
+        place: str = call(self._fetch, "locate", _LOCATE_S, sources=sources, manifest=manifest)
+        return place

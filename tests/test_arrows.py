@@ -23,6 +23,7 @@ TRANSLATORS = (
     "snapshotter/containerd/*.py",
     "snapshotter/cri/*.py",
     "snapshotter/control*.py",
+    "scripts/rig/snapshotcalls.py",
 )
 """The only files that may import generated messages."""
 

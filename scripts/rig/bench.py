@@ -1,15 +1,22 @@
-"""`scripts/bench`: which measurement to make. Each is a module of its own, with a `main` of the remaining arguments."""
+"""`scripts/bench`: which measurement to make. Each has a module of its own, with a `main` of what arguments remain."""
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from scripts.rig import indexbench
+from scripts.rig.grid import check, images, measure, report
+from scripts.rig.nodebench import command as nodebench
 
 __all__ = ["VERBS", "main"]
 
 VERBS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "images": (images.main, "builds the images that are started, and lists them"),
+    "run": (measure.main, "cold starts: images, networks, systems; one JSON line a run"),
+    "report": (report.main, "tables and plots of such lines"),
+    "check": (check.main, "whether a few cold starts still need as few requests and bytes as they did"),
     "index": (indexbench.main, "building layer indexes, and decoding through them"),
+    "node": (nodebench.main, "what bootseer costs on a node, beside overlayfs and ext4"),
 }
 """What can be measured: its `main`, and a few words for the help text."""
 

@@ -63,7 +63,7 @@ class System(Enum):
 class ColdStart:
     """What one cold start took: seconds until the pull command returned and until ready, bytes, requests.
 
-    `ready_each_s` has one element per container started together. `warm_s` is the warm start, if one was asked for.
+    `ready_each_s` has one element per container started together. `warm_s` has one per warm start after it.
     `layers` are the sums over the node's layers of what `bootseer status` counts, right after ready; empty if the
     system is not ours.
     """
@@ -76,7 +76,7 @@ class ColdStart:
     output_ok: bool
     line: str = ""
     ready_each_s: tuple[float, ...] = ()
-    warm_s: float | None = None
+    warm_s: tuple[float, ...] = ()
     layers: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -103,10 +103,10 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What is wanted beside the one cold start: a warm start after it, several containers at once, a directory for what
-    the timeline needs."""
+    """What is wanted beside the one cold start: so many warm starts after it, several containers at once, a directory
+    for what the timeline needs."""
 
-    warm: bool = False
+    warm: int = 0
     together: int = 1
     timeline: Path | None = None
 
@@ -182,24 +182,21 @@ def _measure(bench: Bench, system: System, node: Node, name: str, extras: Extras
         watch.note("ready")
         layers = _layer_sums(node, env) if system.ours else {}
         containers.wait()
-    warm_s = None
-    if extras.warm:
-        with Containers(bench.workspace, node, f"{name}-warm", words, 1) as containers:
-            (warm,) = containers.first_lines(time.monotonic() + deadline_s)
-            warm_s = warm.after_s
+    cold, warm = lines, []
+    for number in range(extras.warm):
+        with Containers(bench.workspace, node, f"{name}-warm-{number}", words, 1) as containers:
+            warm += containers.first_lines(time.monotonic() + deadline_s)
             containers.wait()
-        lines.append(warm)
-    cold = lines[: extras.together]
     return ColdStart(
         system,
         pull_s,
         max(line.at for line in cold) - started,
         size,
         requests=0,
-        output_ok=all(bench.recipe.is_ready(line.text) for line in lines),
-        line=lines[0].text,
+        output_ok=all(bench.recipe.is_ready(line.text) for line in cold + warm),
+        line=cold[0].text,
         ready_each_s=tuple(line.at - started for line in cold),
-        warm_s=warm_s,
+        warm_s=tuple(line.after_s for line in warm),
         layers=layers,
     )
 

@@ -11,7 +11,6 @@ import platform
 import random
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from scripts.rig.indexserver import IndexServer
 from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
 from scripts.rig.link import Link
 from scripts.rig.oci import Layout
+from scripts.rig.progress import Progress
 from scripts.rig.registry import Registry
 from scripts.rig.report import document, table
 from scripts.rig.workspace import Workspace
@@ -47,23 +47,13 @@ class _Options:
     json: Path | None
 
 
-class _Progress:
-    """Prints what is being done, with the seconds since the beginning."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._started:6.1f} s] {text}", flush=True)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 if every start was ready with the right output, 1 if not, 128 + signal if interrupted."""
     options = _parse(argv)
     if os.geteuid() != 0:
         print("demo: namespaces and mounts need root; run: sudo ./scripts/demo", file=sys.stderr)
         return 2
-    progress = _Progress()
+    progress = Progress()
     arm()
     try:
         with ExitStack() as stack:
@@ -82,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(run.output_ok for run in runs) else 1
 
 
-def _run(options: _Options, stack: ExitStack, progress: _Progress) -> tuple[Layout, list[ColdStart]]:
+def _run(options: _Options, stack: ExitStack, progress: Progress) -> tuple[Layout, list[ColdStart]]:
     """Build everything, make all cold starts. What it opens is closed by `stack`."""
     workspace = stack.enter_context(Workspace())
     recipe = RECIPES[options.image]
@@ -105,7 +95,7 @@ def _run(options: _Options, stack: ExitStack, progress: _Progress) -> tuple[Layo
     return layout, _all_rounds(options, bench, progress)
 
 
-def _all_rounds(options: _Options, bench: Bench, progress: _Progress) -> list[ColdStart]:
+def _all_rounds(options: _Options, bench: Bench, progress: Progress) -> list[ColdStart]:
     runs = []
     for number in range(1, options.rounds + 1):
         for system in random.sample(options.systems, len(options.systems)):

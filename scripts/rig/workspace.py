@@ -41,6 +41,10 @@ class Workspace:
         path.mkdir(parents=True)
         return path
 
+    def fresh(self, prefix: str) -> Path:
+        """A new empty directory of the workspace, with a name that nothing has yet."""
+        return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self.root))
+
     def close(self) -> None:
         """End all processes of the workspace, then remove its mounts and files. Safe to call twice."""
         _remove(self.root)

@@ -35,6 +35,7 @@ class Flight:
         self.lane = lane
         self.order: HotOrder | None = None  # that it serves, in lane HOT
         self.failed = False
+        self._came = 0
         self._position = first  # the span whose bytes come next
         self._begun = False
         self._rank = Lock()  # guards the next two: readers urge, the flight's own thread calms
@@ -86,6 +87,7 @@ class Flight:
             raise
         finally:
             self._calm(over=True)
+            self.layer.journal.came(self.layer.files.name, self.lane, self._came)
             self.layer.landed(self)
 
     def _dropped(self) -> bool:
@@ -99,12 +101,13 @@ class Flight:
         with closing(self.layer.sources[0].stream(decoder.blob_start, decoder.blob_end)) as chunks:
             for chunk in chunks:
                 self.layer.tally.count(self.lane, len(chunk))
+                self._came += len(chunk)
                 for piece in decoder.feed(chunk):
                     while piece.block_start >= block_ends[self._position]:
                         self._position += 1
                     if self._position >= self.last:
                         return
-                    self.layer.land(piece)
+                    self.layer.land(piece, self.lane)
                 self._urgent_or_calm()
         self._position = self.last
 

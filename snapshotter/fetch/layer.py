@@ -10,6 +10,7 @@ span has at most one flight, and a flight that is just being cut writes the same
 
 import errno
 import logging
+import math
 import os
 import random
 import threading
@@ -28,6 +29,7 @@ from snapshotter.model import BlobSource
 
 from .flight import Flight
 from .host import Host, Lane
+from .journal import Journal
 
 __all__ = ["HotOrder", "LayerFetch", "Promise", "Tally", "Waiter"]
 
@@ -115,15 +117,17 @@ class LayerFetch:
         host: Host,
         growth: int,
         patience_s: float,
+        journal: Journal | None = None,
     ) -> None:
         """`sources`: the blob at each registry that is known to have it, in the order in which to try them. `growth`
         bounds how many bytes one request asks for (readers that read on and on, background), `patience_s` how long the
-        layer is left alone after failures in a row."""
+        layer is left alone after failures in a row. What happens is noted in `journal`."""
         self.files = files
         self.index = index
         self.sources = list(sources)
         self.host = host
         self.tally = Tally()
+        self.journal = journal or Journal()
         self.completed = threading.Event()
         self.lock = threading.Lock()
         self.background = False
@@ -136,6 +140,7 @@ class LayerFetch:
         self._hot_orders: list[HotOrder] = []
         self._next_run = (-1, 1)  # the span after the last demand, and how many spans to ask for if it is next
         self._missing_from = 0
+        self._streams = 0  # flights of the background
         self._patience_s = patience_s
         self._failures = 0  # in a row; flights that fail together count once
         self._retry_at = 0.0  # monotonic seconds
@@ -240,23 +245,30 @@ class LayerFetch:
 
     def reconsider(self) -> None:
         """A promise may have fallen: readers that relied on it get flights."""
-        self._help(tuple(self._waiters), self._unpromised_spans)
+        self._help(math.inf, self._unpromised_spans)
 
     def insist(self, before: float) -> None:
         """Readers that have waited since `before` or longer get flights, whatever was promised."""
-        self._help([waiter for waiter in tuple(self._waiters) if waiter.since <= before], self._missing_spans)
+        self._help(before, self._missing_spans)
 
-    def _help(self, waiters: Sequence[Waiter], spans_of: Callable[[int, int], list[int]]) -> None:
-        with self.lock:
+    def _help(self, before: float, spans_of: Callable[[int, int], list[int]]) -> None:
+        with self.lock:  # a reader that has just relied on the promise is on the list by then
             starts = [
                 self._demand(span)
-                for waiter in waiters
+                for waiter in self._waiters
+                if waiter.since <= before
                 for span in spans_of(waiter.start, waiter.end)
-                if span not in self._flights
+                if not self._is_demanded(span)
             ]
         for flight in starts:
             if flight is not None:
                 self.host.submit(Lane.DEMAND, flight.run)
+
+    def _is_demanded(self, span: int) -> bool:
+        """Whether a flight brings it for a reader. One of the background may be waiting for the very prefetch that
+        has not kept its promise."""
+        flight = self._flights.get(span)
+        return flight is not None and flight.lane is Lane.DEMAND
 
     def expire(self, before: float) -> None:
         """Answer with EIO whoever has waited since `before` or longer, and say why."""
@@ -286,13 +298,13 @@ class LayerFetch:
     def _blocks_of(self, span: int) -> tuple[int, int]:
         return self.index.spans.block_starts[span], self.index.spans.block_ends[span]
 
-    def land(self, piece: Piece) -> None:
+    def land(self, piece: Piece, lane: Lane = Lane.DEMAND) -> None:
         """Verified bytes have come: store them and answer whoever has all it waited for."""
         self.files.fill(piece.block_start, piece.block_end, piece.data)
         self._failures = 0
-        self._arrived(piece.block_start, piece.block_end)
+        self._arrived(piece.block_start, piece.block_end, lane)
 
-    def _arrived(self, start: int, end: int) -> None:
+    def _arrived(self, start: int, end: int, lane: Lane | None) -> None:
         with self.lock:  # also where nobody seems to wait: a reader may have looked just before and be on its way in
             done = [
                 waiter
@@ -303,6 +315,7 @@ class LayerFetch:
                 self._waiters.remove(waiter)
         for waiter in done:
             waiter.answer(waiter, 0)
+            self.journal.waited(self.files.name, waiter.since, waiter.start, waiter.end, lane)
 
     def add_source(self, source: BlobSource) -> None:
         """The layer has been pulled through one more image: its registry is known to live, so it comes first."""
@@ -352,6 +365,8 @@ class LayerFetch:
             if again is not None:
                 self.host.submit(Lane.DEMAND, again.run, delay_s=backoff_s)
         if flight.lane is Lane.BACKGROUND:
+            with self.lock:
+                self._streams -= 1
             self._continue_background(backoff_s)
         elif flight.lane is Lane.HOT:
             self._hot_landed(flight)
@@ -372,7 +387,7 @@ class LayerFetch:
                     continue
                 if len(data) == (end - start) * BLOCK and self.index.verify_piece(piece, data):
                     self.files.trust(start, end)
-                    self._arrived(start, end)
+                    self._arrived(start, end, None)
 
     # -- hot blocks --------------------------------------------------------------------------------------------------
 
@@ -393,7 +408,7 @@ class LayerFetch:
         if not self.files.has(start, end):
             self.files.fill(start, end, data)
         self.tally.hot_blocks += end - start
-        self._arrived(start, end)
+        self._arrived(start, end, Lane.HOT)
 
     def fetch_hot(self, blocks: Iterable[tuple[int, int]], width: int, done: Callable[[], None]) -> None:
         """Fetch the spans of these runs of blocks in their order, `width` requests at once; `done` is called when all
@@ -428,7 +443,8 @@ class LayerFetch:
         for span in range(max(bisect_right(starts, start) - 1, 0), len(starts)):
             if starts[span] >= end:
                 return
-            if not self.files.has(max(starts[span], start), min(ends[span], end)):
+            first, last = max(starts[span], start), min(ends[span], end)
+            if first < last and not self.files.has(first, last):  # no span owns the blocks of a hole
                 yield span
 
     def _continue_hot(self, order: HotOrder) -> None:
@@ -436,9 +452,10 @@ class LayerFetch:
         with self.lock:
             while order.runs and flight is None:
                 first, last = order.runs.popleft()
-                while first < last and not self._fetchable(first):
+                while first < last and not self._claimable(first):
                     first += 1
                 if first < last:
+                    self._claim(first, last)
                     flight = self._launch(first, min(self._run_end(first, last - first), last), Lane.HOT)
                     if flight.last < last:
                         order.runs.appendleft((flight.last, last))
@@ -451,6 +468,20 @@ class LayerFetch:
             self.host.submit(Lane.HOT, flight.run)
         if over:
             order.done()
+
+    def _claimable(self, span: int) -> bool:
+        return self._fetchable(span) or (self._is_postponed(span) and self.lacks(span))
+
+    def _is_postponed(self, span: int) -> bool:
+        """Whether a flight of the background is to bring it some day."""
+        flight = self._flights.get(span)
+        return flight is not None and flight.lane is Lane.BACKGROUND and not flight.brings_soon(span)
+
+    def _claim(self, first: int, last: int) -> None:
+        """Take spans away from the background, which waits until what is hot has come."""
+        for span in range(first, last):
+            if self._is_postponed(span):
+                self._cut(self._flights[span], span)
 
     def _hot_landed(self, flight: Flight) -> None:
         order = flight.order
@@ -482,8 +513,11 @@ class LayerFetch:
 
     def _continue_background(self, delay_s: float) -> None:
         with self.lock:
-            flight = self._next_background() if self.background else None
-            if flight is None:
+            more = self.background and self._streams < _BACKGROUND_WIDTH
+            flight = self._next_background() if more else None
+            if flight is not None:
+                self._streams += 1
+            elif not self._streams:
                 self.background = False
         if flight is not None:
             self.host.submit(Lane.BACKGROUND, flight.run, delay_s)

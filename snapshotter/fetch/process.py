@@ -25,12 +25,14 @@ from snapshotter.errors import NotFound, Precondition, SnapshotterError
 from snapshotter.fuse.abi import OUT_HEADER, inval_entry
 from snapshotter.fuse.ring import Ring
 from snapshotter.model import BlobSource, Digest
-from snapshotter.registry import IndexDirectory, Registry, parse_reference
+from snapshotter.registry import IndexDirectory, parse_reference
 from snapshotter.rpc import Server
 
+from .access import RegistryAccess
 from .arrival import Arrivals, IndexSource
 from .host import Host
 from .hotsets import HotSources, Prefetches
+from .journal import Journal
 from .layer import LayerFetch, Tally, Waiter
 from .prefetch import HotFinder
 
@@ -78,6 +80,7 @@ class FetchProcess:
         # is found without it: one layer's coming must not hold up the others' readers.
         self._lock = threading.Lock()
         self._layers: dict[str, LayerFetch] = {}
+        self._journal = Journal()
         self._hosts: dict[str, Host] = {}
         self._prefetches = Prefetches(hot, self._host_of_image, self._layer_if_there, layers_of, config.hotset.streams)
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -87,6 +90,7 @@ class FetchProcess:
             "release": self.release,
             "remove": self.remove,
             "status": self.status,
+            "journal": self.journal,
         }
 
     # -- reads -------------------------------------------------------------------------------------------------------
@@ -181,7 +185,8 @@ class FetchProcess:
             raise
         fetch, host = self._config.fetch, self._host(self._host_of(image))
         patience_s = min(_PATIENCE_S, fetch.read_timeout_s / 4)
-        return LayerFetch(files, index, list(dict.fromkeys(blobs)), host, fetch.span_growth_kib << 10, patience_s)
+        sources = list(dict.fromkeys(blobs))
+        return LayerFetch(files, index, sources, host, fetch.span_growth_kib << 10, patience_s, self._journal)
 
     def _layer_if_there(self, digest: Digest) -> LayerFetch | None:
         """The layer if it is in the store."""
@@ -196,8 +201,8 @@ class FetchProcess:
         if host is None:
             fetch = self._config.fetch
             hot_threads = self._config.hotset.streams
-            host = self._hosts[name] = Host(name, fetch.demand_threads, hot_threads, fetch.background_threads)
-        return host
+            host = Host(name, fetch.demand_threads, hot_threads, fetch.background_threads)
+        return self._hosts.setdefault(name, host)  # another thread may have been faster
 
     # -- calls of the service process --------------------------------------------------------------------------------
 
@@ -313,6 +318,10 @@ class FetchProcess:
             "requests_in_flight": self._ring.in_flight(),
         }
 
+    def journal(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What happened to the layers `names` between `since` and `until` (seconds since 1970)."""
+        return self._journal.excerpt(request["names"], request["since"], request["until"])
+
     def _status_of(self, name: str) -> dict[str, Any]:
         """One layer; one that nobody has read from yet is looked at without opening it for fetching."""
         layer = self._layers.get(name)
@@ -353,7 +362,8 @@ def _looked_at(directory: Path) -> contextlib.closing[LayerFiles]:
 
 def main(config: Config, ring: Ring, device: int, doorbell: int) -> None:
     """Be the fetch process of the daemon until it is killed."""
-    registry = Registry(config.registry)
+    access = RegistryAccess(config)
+    registry = access.registry
     indexes: IndexSource = _NoIndexes()
     if config.index.url:
         indexes = IndexDirectory(config.index.url, config.index.timeout_s)
@@ -369,7 +379,7 @@ def main(config: Config, ring: Ring, device: int, doorbell: int) -> None:
         hot,
         lambda image: [layer.digest for layer in registry.resolve(image).layers],
     )
-    Server(Path(config.run) / "fetch.sock", process.ops)
+    Server(Path(config.run) / "fetch.sock", {**process.ops, **access.ops})
     process.run()
 
 

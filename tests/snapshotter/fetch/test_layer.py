@@ -93,9 +93,9 @@ class Bench:
         self._land = self.layer.land
         self.layer.land = self._count  # type: ignore[method-assign]
 
-    def _count(self, piece: Piece) -> None:
+    def _count(self, piece: Piece, lane: Lane) -> None:
         self.landings[piece.block_start] += 1
-        self._land(piece)
+        self._land(piece, lane)
 
     def read(self, start: int, end: int, since: float | None = None) -> Read:
         """Begin to read blocks."""
@@ -173,7 +173,9 @@ def test_a_piece_that_lands_while_a_reader_is_taken_on_answers_it(
     """The reader has looked, and is not on the list yet, when the last block it misses comes."""
     place = bench.index.pieces(3)[0]
     data = bench.region[place.block_start * BLOCK : place.block_end * BLOCK]
-    lander = threading.Thread(target=bench.layer.land, args=(Piece(place.block_start, place.block_end, data),))
+    lander = threading.Thread(
+        target=bench.layer.land, args=(Piece(place.block_start, place.block_end, data), Lane.DEMAND)
+    )
     has = LayerFiles.has
 
     def look(files: LayerFiles, start: int, end: int) -> bool:

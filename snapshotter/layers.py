@@ -40,7 +40,8 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_S = 60.0
 _WATCH_S = 30.0
-_HOT_S = 0.2  # a container's start waits for this answer
+_HOT_S = 0.2  # a container's start waits for this answer; the search has begun with the pull, mostly
+_HOT_POLL_S = 0.01
 _LET_GO_S = 2.0
 
 
@@ -53,6 +54,7 @@ class Layers:
         self._attacher = attacher
         self._lock = threading.Lock()
         self._watched: set[str] = set()
+        self._mount_times: dict[Digest, tuple[float, float]] = {}
 
     def __repr__(self) -> str:
         return f"<Layers {len(self._watched)} still incomplete>"
@@ -79,17 +81,24 @@ class Layers:
         self._store.touch(target.name)
         self._watch(ref)
         mounted = time.monotonic()
+        with self._lock:
+            self._mount_times[ref.digest] = (ready - started, mounted - ready)
         _log.info("layer.mounted layer=%s ready_s=%.3f mount_s=%.3f", ref.digest, ready - started, mounted - ready)
         return MountedLayer(target, record.implied_dirs)
 
     def hot_state(self, image: str, layers: Sequence[str]) -> str:
-        """Whether there is a hot set of the image with these layers, bottom up: "found", "none", or "unknown" while it
-        is looked for. "none" also where the fetch process does not say so at once."""
+        """Whether there is a hot set of the image with these layers, bottom up: "found", "none", or "unknown" when the
+        search for it is not over within `_HOT_S`. "none" also where the fetch process does not answer."""
+        give_up = time.monotonic() + _HOT_S
+        state = "unknown"
         try:
-            return str(call(self._fetch, "hot", _HOT_S, image=image, layers=list(layers))["state"])
+            while state == "unknown" and time.monotonic() < give_up:
+                state = str(call(self._fetch, "hot", _HOT_S, image=image, layers=list(layers))["state"])
+                time.sleep(_HOT_POLL_S if state == "unknown" else 0)
         except SnapshotterError as error:
             _log.info("layer.hot_state_unknown image=%s error=%r", image, str(error))
             return "none"
+        return state
 
     def release(self, digest: Digest) -> None:
         """See `LayerProvider.release`."""
@@ -135,6 +144,17 @@ class Layers:
         for layer in status["layers"]:
             layer["mount"] = mounted.get(layer["name"], "")
         return status
+
+    def mount_times(self) -> dict[Digest, tuple[float, float]]:
+        """For each layer that this process has mounted: seconds that it took to come in, and to be mounted."""
+        with self._lock:
+            return dict(self._mount_times)
+
+    def history(self, names: Sequence[str], since: float, until: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What happened to these layers between two times (seconds since 1970), as the fetch process's journal has it;
+        and its prefetches."""
+        journal = self._ask("journal", _ANSWER_S, names=list(names), since=since, until=until)
+        return journal, self._ask("status", _ANSWER_S)["prefetches"]
 
     def _ask(self, op: str, timeout_s: float | None, **fields: Any) -> Any:
         """A call that outlives restarts of the fetch process (tried again for up to `_ANSWER_S` seconds)."""
@@ -199,6 +219,14 @@ class NoLayers:
     def attached(self) -> list[Digest]:
         """None are."""
         return []
+
+    def mount_times(self) -> dict[Digest, tuple[float, float]]:
+        """None were."""
+        return {}
+
+    def history(self, names: Sequence[str], since: float, until: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Raises Precondition: there is nothing to tell but the reason."""
+        raise Precondition(self._reason)
 
     def remove(self, digest: Digest) -> None:
         """Raises Precondition: stop the daemon to remove layers here."""

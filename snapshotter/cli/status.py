@@ -16,7 +16,7 @@ from snapshotter.cli.tree import Commands, add_config
 from snapshotter.config import load_config
 from snapshotter.errors import UserError
 
-__all__ = ["add", "render"]
+__all__ = ["add", "ask", "render"]
 
 _LAYER_COLUMNS = (
     "digest", "state", "image", "size_bytes", "present_bytes", "blocks", "blocks_present", "mount",
@@ -37,16 +37,17 @@ def add(commands: Commands) -> None:
 
 
 def _status(args: argparse.Namespace) -> int:
-    answer = _ask(load_config(args.config).control_path)
+    answer = ask(load_config(args.config).control_path, "status")
     print(json.dumps(answer, indent=2) if args.json else render(answer))
     return 0
 
 
-def _ask(path: Path) -> Mapping[str, Any]:
+def ask(path: Path, op: str, **fields: Any) -> Mapping[str, Any]:
+    """The running daemon's answer; UserError where none answers."""
     from snapshotter.rpc import Unanswered, call
 
     try:
-        answer: Mapping[str, Any] = call(path, "status")
+        answer: Mapping[str, Any] = call(path, op, **fields)
         return answer
     except Unanswered as error:
         cause = error.__cause__

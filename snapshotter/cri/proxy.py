@@ -27,6 +27,7 @@ _SERVICE = "/runtime.v1.ImageService/"
 _WORKERS = 64  # a pull takes one until its end
 _ANY_SIZE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _SOON = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]  # containerd restarts
+_LONGEST_S = 1e8
 _OWN_HEADERS = (":", "grpc-", "user-agent", "te", "content-type")  # gRPC sets them for each connection anew
 
 
@@ -73,8 +74,9 @@ class ImageServiceProxy:
         """Have containerd answer. Raises RpcError."""
         came = context.invocation_metadata()
         metadata = tuple((key, value) for key, value in came if not key.startswith(_OWN_HEADERS))
-        ask = self._channel.unary_stream(method, bytes, bytes)
-        call = ask(request, timeout=context.time_remaining(), metadata=metadata)
+        left_s = context.time_remaining()  # centuries, where the kubelet set no deadline: more than a call may have
+        timeout_s = left_s if left_s is not None and left_s < _LONGEST_S else None
+        call = self._channel.unary_stream(method, bytes, bytes)(request, timeout=timeout_s, metadata=metadata)
         if not context.add_callback(call.cancel):  # the kubelet has given up already
             call.cancel()  # type: ignore[no-untyped-call]  # so are the stubs of grpc
         yield from call

@@ -13,9 +13,7 @@ import pytest
 from containerd_node import NEEDED, SNAPSHOTTER, Node, runnable_layer, tar_of
 
 from snapshotter.cli import main
-from snapshotter.containerd.chain import chain_ids
 from snapshotter.containerd.pull import image_name
-from snapshotter.errors import InvalidArgument
 from snapshotter.lazyswitch import LazySwitch
 from snapshotter.registry import parse_reference
 from tests.snapshotter.daemon import Daemon
@@ -145,21 +143,6 @@ def test_pull_run_collect_and_refuse(capsys: Out) -> None:
 )
 def test_names_are_containerds(text: str, name: str) -> None:
     assert image_name(parse_reference(text)) == name
-
-
-def test_chain_ids() -> None:
-    """By the rule of the OCI image specification."""
-    diff_ids = [_digest(name) for name in (b"a", b"b", b"c")]
-    second = _digest(f"{diff_ids[0]} {diff_ids[1]}".encode())
-    third = _digest(f"{second} {diff_ids[2]}".encode())
-    config = json.dumps({"rootfs": {"diff_ids": diff_ids}}).encode()
-    assert chain_ids(config, 3) == [diff_ids[0], second, third]
-
-
-@pytest.mark.parametrize("config", [b"", b"[]", b"{}", b'{"rootfs": {"diff_ids": ["sha256:a"]}}', b'{"rootfs": 3}'])
-def test_a_configuration_that_lists_other_layers(config: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="configuration"):
-        chain_ids(config, 2)
 
 
 def test_without_a_containerd(tmp_path: Path, capsys: Out) -> None:

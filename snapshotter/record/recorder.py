@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from blockindex.errors import BlockIndexError
-from blockindex.hotset import DEFAULT_WORKLOAD, HotLayer, HotSet, hotset_name, image_key
+from blockindex.hotset import DEFAULT_WORKLOAD, HotLayer, hotset_name, image_key
 from snapshotter.attach import Attacher
 from snapshotter.blockstore import BlockStore, LayerFiles, LayerRecord, node_name
 from snapshotter.config import RecordConfig
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
+from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest, LayerRef
 
 from .log import SLOTS, LogReader, Logs
@@ -80,6 +81,7 @@ class _Slot:
     recording: Recording
     touched: Touched
     reader: LogReader | None = None
+    busy_s: float = 0.0
     removed_s: float | None = None
     task: Task = field(default=Task(TaskState.UNKNOWN))
     outcome: dict[str, Any] | None = None
@@ -96,18 +98,18 @@ class Recorder:
         store: BlockStore,
         attacher: Attacher,
         hot_state: Callable[[str, Sequence[str]], str],
-        save: Callable[[HotSet], object],
+        hotsets: HotStore,
         tasks: Tasks,
         config: RecordConfig,
         boot_id: str,
     ) -> None:
         """`directory`: see `log`. `hot_state(image, layers)` says "none" when there is no hot set of the image, and
-        anything else when there is one or nobody knows yet. `save` puts a hot set where the next start finds it."""
+        anything else when there is one or nobody knows yet. `hotsets`: where recordings go."""
         self._directory = directory
         self._store = store
         self._attacher = attacher
         self._hot_state = hot_state
-        self._save = save
+        self._hotsets = hotsets
         self._tasks = tasks
         self._config = config
         self._boot_id = boot_id
@@ -136,7 +138,7 @@ class Recorder:
                 recording = Recording.load(path)
                 if recording.boot_id != self._boot_id or recording.key not in keys:
                     raise NotFound("its snapshot, or the boot it was made in, is gone")
-                slot = _Slot(recording, Touched(recording, _name_of))
+                slot = _Slot(recording, Touched(recording, _name_of), busy_s=time.monotonic())
                 if recording.is_open:
                     slot.reader = self._logs.reader(number)
             except (SnapshotterError, OSError) as error:
@@ -261,6 +263,8 @@ class Recorder:
             recorded = {_key_of(slot.recording) for slot in self._slots.values() if slot.recording.is_open}
         if len(recorded) >= _MOST_OPEN or key in recorded:
             return False
+        if any(self._hotsets.load(key, workload) for workload in self._hotsets.find(key)):
+            return False
         return self._hot_state(refs[-1].image, digests) == "none"
 
     def _recording(self, key: str, refs: Sequence[LayerRef], armed: _Armed | None) -> Recording:
@@ -364,13 +368,26 @@ class Recorder:
                 if slot.task.state is TaskState.RUNNING and not slot.recording.started_s:
                     slot.recording = replace(slot.recording, started_s=time.monotonic())
                     slot.recording.save(self._file(its.slot))
-                facts = Facts(slot.task, slot.removed_s, slot.touched.new_s, self._logs.failed(its.slot))
+                failed = self._logs.failed(its.slot)
+                facts = Facts(slot.task, slot.removed_s, slot.touched.new_s, slot.busy_s, failed)
             end = ending(slot.recording, facts, self._config.quiet_s, time.monotonic())
-            if end is not None:
+            if end is not None and end.is_quiet and self._is_waiting(slot):
+                slot.busy_s = time.monotonic()
+            elif end is not None:
                 self._end(slot, end)
         except Exception as error:  # border of the thread: one recording must not end the others
             _log.exception("record.failed key=%s", its.key)
             self._end(slot, End(False, f"unexpected {type(error).__name__}, see the log"))
+
+    def _is_waiting(self, slot: _Slot) -> bool:
+        """Whether a block that was touched is not on the node yet: somebody waits for it, or was killed waiting."""
+        with slot.reading:
+            touched = slot.touched.extents()
+        for digest, runs in touched.items():
+            with contextlib.closing(LayerFiles(self._store.layers / _name_of(digest))) as files:
+                if not all(files.has(start, end) for start, end in runs):
+                    return True
+        return False
 
     def _advance(self, slot: _Slot) -> None:
         if slot.reader is not None:
@@ -404,7 +421,7 @@ class Recorder:
         if end.keep:
             try:
                 hotset = touched.hotset()
-                self._save(hotset)
+                self._hotsets.save(hotset)
                 extents = len(hotset.extents)
             except (SnapshotterError, BlockIndexError, OSError) as error:
                 end = End(False, f"it could not be saved: {error}")
@@ -419,7 +436,7 @@ class Recorder:
                 "record.discarded key=%s image=%s workload=%s blocks=%d seconds=%.3f why=%r",
                 its.key, its.image, its.workload, touched.blocks, seconds, end.why,
             )  # fmt: skip
-        return {"kept": end.keep, "why": end.why, "extents": extents, "seconds": seconds}
+        return {"kept": end.keep, "why": end.why, "extents": extents, "seconds": seconds, "quiet_s": None}
 
     def _warm(self, slot: _Slot) -> None:
         """The container goes on with these mounts: read far ahead where all is there."""

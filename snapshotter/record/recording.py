@@ -17,7 +17,8 @@ command has asked for, which alone end by themselves:
       exit status is not known (a second later: it may come)   thrown away
     the container has not started when the window is over      thrown away
     the window is over                                         kept
-    `quiet_s` without a block that is new to the recording     kept (counts from the start of the container on)
+    `quiet_s` without a block that is new to the recording     kept
+    (from the container's start on; not while a read waits for its blocks, nor while the daemon was down)
 
 Where containerd cannot be asked about the container, the last two rows count from the beginning, as long as the
 snapshot exists. A recording without a single block is always thrown away. Pure but for `load` and `save`.
@@ -97,20 +98,23 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What `ending` judges by. Times are monotonic seconds; `removed_s`: when the snapshot was removed; `new_s`: when a
-    block was touched for the first time last. None where there was no such moment."""
+    block was touched for the first time last (None: there was no such moment); `busy_s`: until when a quiet container
+    says nothing, since its reads were waiting, or this process was not there."""
 
     task: Task
     removed_s: float | None
     new_s: float | None
+    busy_s: float
     log_failed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a recording ends: whether it is kept, and why so in a few words."""
+    """How a recording ends: whether it is kept, and why so in a few words; `is_quiet`: by `quiet_s`."""
 
     keep: bool
     why: str
+    is_quiet: bool = False
 
 
 class Touched:
@@ -140,6 +144,13 @@ class Touched:
         self.new_s = touch.time_s
         time_ms = round((touch.time_s - self._recording.began_s) * 1000)
         self._touches.append((row, touch.start, end, max(time_ms, 0)))
+
+    def extents(self) -> dict[str, list[tuple[int, int]]]:
+        """The blocks that were touched, by layer digest, as runs `[start, end)` that may overlap."""
+        runs: dict[str, list[tuple[int, int]]] = {}
+        for row, start, end, _ in self._touches:
+            runs.setdefault(self._recording.layers[row].digest, []).append((start, end))
+        return runs
 
     def hotset(self) -> HotSet:
         """What was seen, in the order of the first touches."""
@@ -180,5 +191,6 @@ def _by_time(recording: Recording, facts: Facts, over: bool, quiet_s: float, now
         return End(False, "the container did not start") if over else None
     if over:
         return End(True, "window_s is over")
-    quiet = facts.new_s is not None and now_s - max(facts.new_s, recording.started_s) >= quiet_s
-    return End(True, "quiet_s without a new block") if quiet else None
+    if facts.new_s is None or now_s - max(facts.new_s, facts.busy_s, recording.started_s) < quiet_s:
+        return None
+    return End(True, "quiet_s without a new block", is_quiet=True)

@@ -1,16 +1,18 @@
 """What is made of an image before it is started, by the product's own commands: layer indexes, and a hot set."""
 
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from scripts.rig.containers import Containers, run_words
 from scripts.rig.errors import RigError
 from scripts.rig.image import Recipe
 from scripts.rig.link import Link
 from scripts.rig.namespace import Ends
-from scripts.rig.node import BOOTSEER, Node
+from scripts.rig.node import BOOTSEER, SNAPSHOTTER, Node
 from scripts.rig.peer import Peer
-from scripts.rig.process import run
+from scripts.rig.process import run, wait_for
 from scripts.rig.registry import ADDRESS
 from scripts.rig.workspace import Workspace
 
@@ -18,8 +20,8 @@ __all__ = ["build_indexes", "convert", "record_hot_set"]
 
 Progress = Callable[[str], None]
 _BUILD_S = 1800.0
-_RECORDING = "[record]\nquiet_s = 2\n"
-"""The workload's end is its ready line; nothing new for 2 s after it is the end of the recording."""
+_RECORDED_S = 60.0
+"""Time from the container's end until its hot set is there; a recording ends with its container."""
 
 
 def build_indexes(workspace: Workspace, ends: Ends, reference: str, out: Path, progress: Progress) -> None:
@@ -33,22 +35,34 @@ def build_indexes(workspace: Workspace, ends: Ends, reference: str, out: Path, p
 def record_hot_set(
     workspace: Workspace, link: Link, recipe: Recipe, reference: str, indexes: Path, out: Path, progress: Progress
 ) -> None:
-    """Record the image's workload on a node of its own that has the indexes, and export its hot pack into `out`."""
+    """Run the image's container once on a node of its own, which records it, and export the hot set into `out`."""
     started = time.monotonic()
-    node = Node(workspace, link, f"record-{recipe.name}", (str(indexes), ADDRESS), _RECORDING)
+    name = f"record-{recipe.name}"
+    node = Node(workspace, link, name, (str(indexes), ADDRESS))
     try:
-        _record(node, workspace.env, recipe, reference, out)
+        _start_once(workspace, node, recipe, reference, name)
+        _export(node, out)
     except RigError as error:
-        raise RigError(f"{error}\n{node.logs()}") from None
+        raise RigError(f"recording {recipe.name}: {error}\n{node.logs()}") from None
     finally:
         node.close()
     _tell(out, "*.bsh", "hot set", "bootseer hotset export", started, progress)
 
 
-def _record(node: Node, env: Mapping[str, str], recipe: Recipe, reference: str, out: Path) -> None:
-    words = ["--ready-regex", "^ready", "--plain-http", reference, "--", *recipe.command]
-    run(node.bootseer("record", *words), env, "recording the workload", _BUILD_S)
-    run(node.bootseer("hotset", "export", "--to", str(out), reference), env, "exporting the hot set", _BUILD_S)
+def _start_once(workspace: Workspace, node: Node, recipe: Recipe, reference: str, name: str) -> None:
+    pull = node.ctr("images", "rpull", "--plain-http", "--snapshotter", SNAPSHOTTER, reference, tool="ctr-remote")
+    run(pull, workspace.env, "pulling the image", _BUILD_S)
+    with Containers(workspace, node, name, run_words(recipe, SNAPSHOTTER, reference), 1) as containers:
+        (line,) = containers.first_lines(time.monotonic() + _BUILD_S)
+        containers.wait()
+    if not recipe.is_ready(line.text):
+        raise RigError(f"the container said {line.text!r}")
+
+
+def _export(node: Node, out: Path) -> None:
+    hot = node.daemon_root / "hot"
+    wait_for(lambda: any(hot.rglob("*.bsh")), "waiting for the hot set", None, _RECORDED_S)
+    shutil.copytree(hot, out / "hot", dirs_exist_ok=True)
 
 
 def convert(workspace: Workspace, link: Link, peer: Peer, reference: str) -> str:

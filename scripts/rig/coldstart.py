@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from scripts.rig import oracle
-from scripts.rig.containers import Containers
+from scripts.rig.containers import Containers, run_words
 from scripts.rig.errors import RigError
 from scripts.rig.image import Recipe
 from scripts.rig.indexserver import IndexServer
@@ -175,7 +175,7 @@ def _measure(bench: Bench, system: System, node: Node, name: str, extras: Extras
         _pull(_pull_command(system, node, reference), env, deadline, deadline_s)
     pull_s = time.monotonic() - started
     watch.note("pull returned")
-    words = _run_words(bench.recipe, snapshotter, reference)
+    words = run_words(bench.recipe, snapshotter, reference)
     with Containers(bench.workspace, node, name, words, extras.together) as containers:
         lines = containers.first_lines(deadline)
         size = bench.link.traffic().to_near - before
@@ -212,13 +212,6 @@ def _pull_command(system: System, node: Node, reference: str) -> list[str]:
         return node.ctr("images", "pull", "--plain-http", "--snapshotter", "overlayfs", reference)
     words = ["--snapshotter", _snapshotter(system), "--plain-http", reference]
     return node.ctr("images", "rpull", *words, tool="ctr-remote")
-
-
-def _run_words(recipe: Recipe, snapshotter: str, reference: str) -> tuple[list[str], list[str]]:
-    """The words of `ctr run` before and after the container's name."""
-    # No cgroup of its own: a new parent group named after the namespace would stay on the machine.
-    before = ["run", "--rm", "--cgroup", "", "--snapshotter", snapshotter, reference]
-    return before, list(recipe.command) if recipe.layers_of else []
 
 
 def _layer_sums(node: Node, env: Mapping[str, str]) -> dict[str, int]:

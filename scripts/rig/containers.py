@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import Self
 
 from scripts.rig.errors import RigError
+from scripts.rig.image import Recipe
 from scripts.rig.node import Node
 from scripts.rig.process import end, spawn
 from scripts.rig.workspace import Workspace
 
-__all__ = ["Containers", "FirstLine"]
+__all__ = ["Containers", "FirstLine", "run_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,13 @@ class Containers:
 
     def __repr__(self) -> str:
         return f"<Containers {len(self._processes)}>"
+
+
+def run_words(recipe: Recipe, snapshotter: str, reference: str) -> tuple[list[str], list[str]]:
+    """The words of `ctr run` before and after the container's name."""
+    # No cgroup of its own: a new parent group named after the namespace would stay on the machine.
+    before = ["run", "--rm", "--cgroup", "", "--snapshotter", snapshotter, reference]
+    return before, list(recipe.command) if recipe.layers_of else []
 
 
 def _text(errors: Path) -> str:

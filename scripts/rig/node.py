@@ -112,6 +112,11 @@ class Node:
         return self._directory / "run" / "bootseer.sock"
 
     @property
+    def daemon_root(self) -> Path:
+        """What our daemon keeps."""
+        return self._directory / "bootseer"
+
+    @property
     def daemon_log(self) -> Path:
         """What our daemon has written."""
         return self._directory / "bootseer.log"
@@ -145,7 +150,7 @@ class Node:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _start_daemon(self, index_url: str, registry: str, toml: str) -> None:
-        root, run_directory = self._directory / "bootseer", self._directory / "run"
+        root, run_directory = self.daemon_root, self._directory / "run"
         root.mkdir()
         run_directory.mkdir()
         socket = self._containerd_socket

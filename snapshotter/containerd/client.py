@@ -7,10 +7,11 @@ of what an image is: callers say which blobs refer to which (labels) and in whic
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import grpc
 from google.protobuf.empty_pb2 import Empty
@@ -37,6 +38,7 @@ __all__ = ["DEFAULT_ADDRESS", "Blob", "Containerd", "Content", "Plugin", "Sessio
 DEFAULT_ADDRESS = Path("/run/containerd/containerd.sock")
 
 _SNAPSHOTTER = "io.containerd.snapshotter.v1"
+_ANSWER_S = 60.0
 _LEASE_S = 24 * 3600  # what a killed client's lease protects for; containerd's own clients use the same
 _CODES: Mapping[grpc.StatusCode, type[SnapshotterError]] = {
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
@@ -187,6 +189,40 @@ class Session:
             with _translated(f"content {digest}"):
                 self._content.Update(update, metadata=self._metadata, timeout=self._timeout_s)
 
+    def has_blob(self, digest: Digest) -> bool:
+        """Whether the content store has it."""
+        try:
+            with _translated(f"content {digest}"):
+                request = content_pb2.InfoRequest(digest=digest)
+                self._content.Info(request, metadata=self._metadata, timeout=self._timeout_s)
+                return True
+        except NotFound:
+            return False
+
+    def write_blob(
+        self, digest: Digest, size: int, labels: Mapping[str, str], read: Callable[[int], Iterator[bytes]]
+    ) -> None:
+        """Bring a large blob into the content store. `read(offset)` gives its bytes from there on: containerd keeps
+        what an earlier attempt has brought, and checks the digest at the end. Raises what `read` raises."""
+        upload = _Upload(digest, size, labels, read)
+        try:
+            with _translated(f"content {digest}"):
+                for answer in self._content.Write(upload.requests(), metadata=self._metadata):
+                    upload.answered(answer.offset)
+        except AlreadyExists:
+            return
+        except SnapshotterError:
+            if upload.failure is not None:
+                raise upload.failure from None
+            raise
+
+    def image(self, name: str) -> Digest:
+        """The digest that the name stands for. NotFound when containerd has no such image."""
+        with _translated(f"image {name}"):
+            request = images_pb2.GetImageRequest(name=name)
+            answer = self._images.Get(request, metadata=self._metadata, timeout=self._timeout_s)
+            return Digest(answer.image.target.digest)
+
     def put_image(self, name: str, media_type: str, digest: Digest, size: int) -> None:
         """Have the name stand for the blob."""
         target = images_pb2.Descriptor(media_type=media_type, digest=digest, size=size)
@@ -223,6 +259,51 @@ class Session:
             remove = snapshots_pb2.RemoveSnapshotRequest(snapshotter=snapshotter, key=key)
             self._snapshots.Remove(remove, metadata=self._metadata, timeout=self._timeout_s)
         return False
+
+
+class _Upload:
+    """The requests of one write: asks where to go on, then sends what is missing, then commits. gRPC takes requests on
+    a thread of its own, where an exception would be lost: it is kept in `failure`."""
+
+    def __init__(
+        self, digest: Digest, size: int, labels: Mapping[str, str], read: Callable[[int], Iterator[bytes]]
+    ) -> None:
+        self.failure: Exception | None = None
+        self._digest = digest
+        self._size = size
+        self._labels = labels
+        self._read = read
+        self._offset: SimpleQueue[int] = SimpleQueue()
+
+    def answered(self, offset: int) -> None:
+        """containerd has answered a request; the first answer says how much it has."""
+        self._offset.put(offset)
+
+    def requests(self) -> Iterator[content_pb2.WriteContentRequest]:
+        """What is sent."""
+        yield self._request(content_pb2.STAT)
+        try:
+            offset = self._offset.get(timeout=_ANSWER_S)
+            if offset < self._size:
+                for chunk in self._read(offset):
+                    yield content_pb2.WriteContentRequest(action=content_pb2.WRITE, offset=offset, data=chunk)
+                    offset += len(chunk)
+        except Exception as error:  # raised again by whoever reads the answers
+            self.failure = error
+            raise
+        yield self._request(content_pb2.COMMIT, offset, self._labels)
+
+    def _request(
+        self, action: content_pb2.WriteAction, offset: int = 0, labels: Mapping[str, str] | None = None
+    ) -> content_pb2.WriteContentRequest:
+        return content_pb2.WriteContentRequest(
+            action=action,
+            ref=f"bootseer-{self._digest}",
+            total=self._size,
+            expected=self._digest,
+            offset=offset,
+            labels=labels,
+        )
 
 
 @contextmanager

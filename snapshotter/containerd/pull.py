@@ -22,7 +22,7 @@ from .chain import chain_ids
 from .client import Containerd, Session
 from .labels import TARGET_LABEL
 
-__all__ = ["Pull", "Pulled", "image_name"]
+__all__ = ["Pull", "Pulled", "image_name", "label_documents", "source_labels"]
 
 _CRI = "containerd.io/snapshot/cri."
 _LABEL_BYTES = 4096  # containerd's limit for key and value together
@@ -59,8 +59,8 @@ class Pull:
         chain = chain_ids(config, len(manifest.layers))
         with self.containerd.session(self.namespace) as session:
             top = {f"{_GC}snapshot.{self.snapshotter}": chain[-1]} if chain else {}
-            session.put_blob(manifest.config.digest, config, {**_source(image), **top})
-            _put_documents(session, image, manifest, documents)
+            session.put_blob(manifest.config.digest, config, {**source_labels(image), **top})
+            label_documents(session, image, manifest, documents)
             self._layers(session, name, manifest, chain)
             target = documents[0]
             session.put_image(name, target.media_type, target.digest, len(target.body))
@@ -98,16 +98,18 @@ def image_name(image: ImageRef) -> str:
     return str(image) if image.tag or image.digest else f"{image}:latest"
 
 
-def _put_documents(session: Session, image: ImageRef, manifest: Manifest, documents: tuple[Document, ...]) -> None:
-    """The manifest first, then the indexes above it: nothing is ever there without what it refers to."""
+def label_documents(session: Session, image: ImageRef, manifest: Manifest, documents: tuple[Document, ...]) -> None:
+    """Have manifest and indexes in the content store, each with labels that name what it refers to. The manifest first,
+    then the indexes above it: nothing is ever there without what it refers to."""
     labels = {f"{_GC}content.config": str(manifest.config.digest)}
     labels |= {f"{_GC}content.l.{number}": str(layer.digest) for number, layer in enumerate(manifest.layers)}
     for document in reversed(documents):
-        session.put_blob(document.digest, document.body, {**_source(image), **labels})
+        session.put_blob(document.digest, document.body, {**source_labels(image), **labels})
         labels = {f"{_GC}content.m.0": str(document.digest)}
 
 
-def _source(image: ImageRef) -> dict[str, str]:
+def source_labels(image: ImageRef) -> dict[str, str]:
+    """What says from which repository a blob came."""
     return {f"containerd.io/distribution.source.{image.host}": image.repository}
 
 

@@ -17,7 +17,7 @@ from snapshotter.containerd.pull import image_name
 from snapshotter.lazyswitch import LazySwitch
 from snapshotter.registry import parse_reference
 from tests.snapshotter.daemon import Daemon
-from tests.snapshotter.rangeserver import RangeServer
+from tests.snapshotter.rangeserver import Action, Behaviour, RangeServer, Request, Truncate
 
 Out = pytest.CaptureFixture[str]
 OCI = "application/vnd.oci.image"
@@ -63,14 +63,18 @@ class Site:
         where = ["--containerd-address", f"{self.node.root}/c.sock", "--config", str(self.daemon.home / "config.toml")]
         return main(["pull", f"{self.host}/app:{tag}", *where, *more])
 
+    def fetch(self, tag: str, *more: str) -> int:
+        where = ["--containerd-address", f"{self.node.root}/c.sock", "--config", str(self.daemon.home / "config.toml")]
+        return main(["fetch", f"{self.host}/app:{tag}", *where, *more])
+
     def run(self, tag: str, container: str) -> str:
         words = ["run", "--rm", "--snapshotter", SNAPSHOTTER, f"{self.host}/app:{tag}", container]
         return self.node.ctr(*words, "/bin/sh", "-c", "cat /etc/marker")
 
 
 @contextmanager
-def site(files: Mapping[str, bytes]) -> Iterator[Site]:
-    with tempfile.TemporaryDirectory(prefix="bp", dir="/tmp") as directory, RangeServer(files) as server:
+def site(files: Mapping[str, bytes], behaviour: Behaviour | None = None) -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="bp", dir="/tmp") as directory, RangeServer(files, behaviour) as server:
         root = Path(directory)
         node = Node(root, root / "run" / "bootseer.sock")
         try:
@@ -94,7 +98,15 @@ def _images(made: Site) -> str:
 def test_pull_run_collect_and_refuse(capsys: Out) -> None:
     layers = (runnable_layer(), tar_of({"etc/marker": b"pulled by us"}))
     files = {**image_files(layers, True, "1"), **image_files([*layers, tar_of({"new": b"n"})], False, "2")}
-    with site(files) as made:
+    breaks: list[str] = []  # paths whose next answer stops short
+
+    def behaviour(request: Request) -> Action | None:
+        if request.path not in breaks:
+            return None
+        breaks.remove(request.path)
+        return Truncate(1000)
+
+    with site(files, behaviour) as made:
         assert made.pull("1", "--json", "--wait", "complete") == 0
         result = json.loads(capsys.readouterr().out)
         name = f"{made.host}/app:1"
@@ -112,6 +124,10 @@ def test_pull_run_collect_and_refuse(capsys: Out) -> None:
         assert made.run("1", "second") == "pulled by us"
         assert made.daemon.status()["prepares"]["lazy"] == 2
 
+        breaks.append(f"/v2/app/blobs/{result['layers'][0]}")
+        _see_fetch(made, capsys, result["layers"], files)
+        assert not breaks, "one answer was broken off, and taken up again"
+
         LazySwitch(made.daemon.root).turn_off()
         capsys.readouterr()
         assert made.pull("2") == 1
@@ -128,6 +144,22 @@ def test_pull_run_collect_and_refuse(capsys: Out) -> None:
         assert "app" in capsys.readouterr().err
         assert made.pull("1", "--snapshotter", "nobody") == 1
         assert "nobody" in capsys.readouterr().err and _images(made) == ""
+
+
+def _see_fetch(made: Site, capsys: Out, layers: list[str], files: Mapping[str, bytes]) -> None:
+    """`bootseer fetch` brings the layers, which then stay, and a second time has nothing to do."""
+    capsys.readouterr()
+    assert made.fetch("1", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["fetched"] == layers and result["bytes"] == sum(len(files[f"/v2/app/blobs/{it}"]) for it in layers)
+    made.node.ctr("images", "tag", f"{made.host}/app:1", "other.test/x:1")
+    made.node.ctr("images", "rm", "--sync", "other.test/x:1")  # collects garbage before it returns
+    assert set(layers) <= set(made.node.ctr("content", "ls", "-q").split())
+    made.node.ctr("images", "export", str(made.node.root / "app.tar"), f"{made.host}/app:1")
+    assert made.fetch("1") == 0
+    assert "0 of 2 layers fetched" in capsys.readouterr().out
+    assert made.fetch("nothing") == 1
+    assert "pull it first" in capsys.readouterr().err
 
 
 # --- values

@@ -20,14 +20,20 @@ from snapshotter.blockstore import BlockStore
 from snapshotter.cache import CachedLayer, inventory, refuse_if_used
 from snapshotter.config import Config
 from snapshotter.errors import NotFound, Precondition, SnapshotterError
+from snapshotter.hotstore import HotStore
 from snapshotter.layers import Layers, NoLayers
 from snapshotter.lazyswitch import LazySwitch
 from snapshotter.model import Digest
-from snapshotter.rpc import Server
+from snapshotter.record.log import directory
+from snapshotter.record.recorder import Recorder
+from snapshotter.rpc import Handler, Server
 
+from .explainer import explain_container
 from .ordinary import LazyRules
+from .pullaccess import PullAccess
 from .service import serve
 from .snapshots import Snapshots
+from .tasks import ContainerdTasks, NoTasks
 
 __all__ = ["main"]
 
@@ -42,42 +48,81 @@ def main(config: Config, mount_fd: int) -> None:
     mount = config.mount
     store = BlockStore(root)
     layers: Layers | NoLayers
+    recorder: Recorder | None = None
     try:
         attacher = Attacher(
             root, mount_fd, mount.attach, mount.readahead_cold_kib, mount.readahead_warm_kib, Capabilities.probe()
         )
         layers = Layers(store, run / "fetch.sock", attacher)
+        recorder = _recorder(config, store, attacher, layers)
     except Precondition as error:  # no EROFS, no loop devices: images are ordinary ones, which is no failure
         _log.error("service.ordinary_only reason=%r", str(error))
         layers = NoLayers(str(error))
     rules = LazyRules(LazySwitch(root), config.lazy.include, config.lazy.exclude)
-    snapshots = Snapshots(root, layers, rules.refusal)
+    access = PullAccess(config, lambda: [layer.ref.image for layer in snapshots.lazy_layers()])
+    snapshots = Snapshots(root, layers, rules.refusal, access.find_layer, recorder)
     cache = _Cache(store, layers, snapshots)
-    ops = {
-        "status": lambda request: _status(config, layers, snapshots),
+    ops: dict[str, Handler] = {
+        "status": lambda request: _status(config, layers, snapshots, recorder),
         "cache": lambda request: cache.rows(),
         "cache-remove": lambda request: cache.remove(request["name"]),
+        "explain": lambda request: explain_container(snapshots, layers, request),
+        **access.ops,
     }
+    if recorder is not None:
+        recorder.load({snapshot.key for snapshot in snapshots.select()})
+        ops |= _record_ops(recorder)
     control = Server(run / "control.sock", ops)
     # containers that still run get their layers back before containerd is served; a slow layer holds up no other
-    restored = threading.Thread(target=_restore, args=(snapshots, layers), name="restore", daemon=True)
+    restored = threading.Thread(target=_restore, args=(snapshots, layers, recorder), name="restore", daemon=True)
     restored.start()
     restored.join(timeout=_RESTORE_S)
     socket = Path(config.socket or run / "bootseer.sock")
     server = serve(snapshots, socket)
+    access.serve()
     _log.info("service.ready socket=%s pid=%d", socket, os.getpid())
     stop.wait()
+    access.close()
     server.stop(grace=1.0).wait()
     control.close()
     socket.unlink(missing_ok=True)
+    if recorder is not None:
+        recorder.close()
     snapshots.close()
 
 
 _RESTORE_S = 2.0
 
 
-def _restore(snapshots: Snapshots, layers: Layers | NoLayers) -> None:
+def _recorder(config: Config, store: BlockStore, attacher: Attacher, layers: Layers) -> Recorder:
+    root, address = Path(config.root), config.containerd.address
+    return Recorder(
+        directory(root),
+        store,
+        attacher,
+        layers.hot_state,
+        HotStore(root),
+        ContainerdTasks(Path(address)) if address else NoTasks(),
+        config.record,
+        Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+    )
+
+
+def _record_ops(recorder: Recorder) -> dict[str, Handler]:
+    """What `bootseer record` asks for, by the name of the snapshot in its namespace."""
+    return {
+        "record-arm": lambda it: recorder.arm(
+            it["namespace"], it["name"], it["workload"], it["manifest"], float(it["window_s"])
+        ),
+        "record-progress": lambda it: recorder.progress(it["namespace"], it["name"]),
+        "record-end": lambda it: recorder.end(it["namespace"], it["name"], bool(it["keep"]), it["why"]),
+    }
+
+
+def _restore(snapshots: Snapshots, layers: Layers | NoLayers, recorder: Recorder | None) -> None:
     """Mount what snapshots need and is not mounted; unmount what is and nobody needs."""
+    if recorder is not None:
+        recorder.heal()
     snapshots.restore()
     snapshots.release_unused(layers.attached())
 
@@ -109,7 +154,9 @@ class _Cache:
         return inventory(self._store, self._snapshots.layer_users(), self._layers.mounted())
 
 
-def _status(config: Config, layers: Layers | NoLayers, snapshots: Snapshots) -> Mapping[str, Any]:
+def _status(
+    config: Config, layers: Layers | NoLayers, snapshots: Snapshots, recorder: Recorder | None
+) -> Mapping[str, Any]:
     processes = json.loads((Path(config.run) / "processes.json").read_text())
     for process in processes:
         process["rss_bytes"] = _rss(process["pid"])
@@ -124,6 +171,7 @@ def _status(config: Config, layers: Layers | NoLayers, snapshots: Snapshots) -> 
         "prepares": asdict(snapshots.counters()),
         "lazy_off_since": LazySwitch(Path(config.root)).off_since() or "",
         "ordinary": [asdict(row) for row in snapshots.ordinary()],
+        "recordings": recorder.status() if recorder else {},
         **fetch,
     }
 

@@ -20,16 +20,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from snapshotter.containerd import labels as labelling
 from snapshotter.containerd.dirs import SnapshotDirs, disk_usage
 from snapshotter.containerd.filters import compile_filters
+from snapshotter.containerd.layerchoice import LayerChoice, cannot_find
 from snapshotter.containerd.lazy import LazyLayers
 from snapshotter.containerd.metadata import Metadata, View
 from snapshotter.containerd.model import Counters, Kind, LazyLayer, Mount, Snapshot, Usage
 from snapshotter.containerd.ordinary import OrdinaryLayers, OrdinaryPulls, Reason, Refusal
 from snapshotter.containerd.overlay import check_path, mounts
+from snapshotter.containerd.recordings import NoRecordings, Recordings
 from snapshotter.containerd.skeleton import build_skeleton
 from snapshotter.errors import AlreadyExists, InvalidArgument, NotFound, Precondition, SnapshotterError
 from snapshotter.model import Digest, LayerProvider, LayerRef, MountedLayer
@@ -49,16 +52,22 @@ class Snapshots:
     """
 
     def __init__(
-        self, root: Path, provider: LayerProvider, refusal: Callable[[str], Refusal | None] = lambda image: None
+        self,
+        root: Path,
+        provider: LayerProvider,
+        refusal: Callable[[str], Refusal | None] = lambda image: None,
+        find_layer: Callable[[str, str], LayerRef] = cannot_find,
+        recordings: Recordings | None = None,
     ) -> None:
-        """`refusal(image)` tells why layers of an image are not to be lazy; None: they may be."""
+        """`refusal` and `find_layer`: see `LayerChoice`. Without `recordings` nothing is recorded."""
         check_path(root)
         root.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._dirs = SnapshotDirs(root)
         self._metadata = Metadata(root / "metadata.db")
         self._layers = LazyLayers(provider, self._uses_layer)
-        self._refusal = refusal
+        self._recordings = recordings or NoRecordings()
         self._ordinary = OrdinaryPulls()
+        self._choice = LayerChoice(refusal, find_layer, self._ordinary)
         self._counters = Counters()
         self._counting = threading.Lock()
 
@@ -90,7 +99,9 @@ class Snapshots:
         if snapshot.kind is Kind.COMMITTED:
             raise Precondition(f'snapshot "{key}" is committed: it cannot be mounted, prepare or view one on it')
         with ExitStack() as pins:
-            return self._mounts(snapshot.id, snapshot.kind, self._lowers(chain, pins))
+            lowers = self._lowers(chain, pins)
+            private = self._recordings.private(key) if snapshot.kind is Kind.ACTIVE else {}
+            return self._mounts(snapshot.id, snapshot.kind, self._lowers(chain, pins, private) if private else lowers)
 
     def commit(self, name: str, key: str, labels: Mapping[str, str], parent: str = "") -> None:
         """Make the active snapshot `key` the committed one `name`, with these labels instead of its own.
@@ -107,6 +118,7 @@ class Snapshots:
                 raise InvalidArgument(f'snapshot "{key}" has a parent already, commit cannot give it another')
             below = _parent(change, parent or snapshot.parent, Precondition)
             change.commit(snapshot, name, below, labels, usage)
+        self._recordings.release(key)
         _log.info("snapshot.committed name=%s key=%s bytes=%d", name, key, usage.size)
 
     def remove(self, key: str) -> None:
@@ -116,6 +128,7 @@ class Snapshots:
             if change.has_children(snapshot):
                 raise Precondition(f'cannot remove snapshot "{key}": it has children')
             change.delete(snapshot)
+        self._recordings.release(key)
         self._dirs.discard(snapshot.id)
         if snapshot.lazy is not None:
             self._layers.release_if_unused(snapshot.lazy.ref.digest)
@@ -212,21 +225,9 @@ class Snapshots:
     def _prepare_layer(self, key: str, parent: str, labels: Mapping[str, str]) -> _Outcome:
         """Commit the layer's snapshot if it can be lazy; "ordinary", "refused" and "fallback" say that it is not."""
         target = labelling.target_name(labels)
-        try:
-            ref = labelling.layer_ref(labels)
-        except InvalidArgument as error:
-            _log.warning("layer.fallback target=%s reason=%s", target, error)
-            self._ordinary.count(Reason.BAD_LABELS, "", str(error))
-            return "fallback"
-        if ref is None or not target:
-            _log.info("layer.ordinary key=%s reason=the client sent no image labels, so containerd unpacks it", key)
-            self._ordinary.count(Reason.NO_LABELS, "" if ref is None else ref.image, "the client sent no image labels")
-            return "ordinary"
-        refusal = self._refusal(ref.image)
-        if refusal is not None:
-            _log.info("layer.refused layer=%s image=%s reason=%s", ref.digest, ref.image, refusal.detail)
-            self._ordinary.count(refusal.reason, ref.image, refusal.detail)
-            return "refused"
+        ref = self._choice.layer(key, labels)
+        if isinstance(ref, str):
+            return ref
         with self._metadata.read() as view:
             below = _parent(view, parent, InvalidArgument)
             if view.find(key) is not None:
@@ -234,6 +235,7 @@ class Snapshots:
             if view.committed_as(labelling.TARGET_LABEL, target, below) is not None:
                 return "reused"
             chain = [] if below is None else [below, *view.parents(below)]
+        ref = replace(ref, layers=_image_layers(ref, chain))
         with ExitStack() as pins:
             try:
                 layer = pins.enter_context(self._layers.mounted(ref))
@@ -298,7 +300,10 @@ class Snapshots:
             lowers = self._lowers(chain, pins)
             # A view of something needs no directories of its own.
             new = None if kind is Kind.VIEW and lowers else self._dirs.make(os.stat(lowers[0]) if lowers else None)
+            private: Mapping[Digest, Path] = {}
             try:
+                if kind is Kind.ACTIVE and not labelling.is_layer_unpack(key, labels):
+                    private = self._recorded(key, chain)
                 with self._metadata.write() as change:
                     snapshot = change.insert(key, _parent(change, parent, InvalidArgument), kind, labels)
                     if new is not None:
@@ -306,20 +311,31 @@ class Snapshots:
             except BaseException:
                 if new is not None:
                     self._dirs.drop(new)
+                if private:
+                    self._recordings.release(key)
                 raise
-            return self._mounts(snapshot.id, kind, lowers)
+            return self._mounts(snapshot.id, kind, self._lowers(chain, pins, private) if private else lowers)
+
+    def _recorded(self, key: str, chain: Sequence[Snapshot]) -> Mapping[Digest, Path]:
+        """The private mounts of a container that is to be recorded: its image is lazy in all of its layers."""
+        refs = [snapshot.lazy.ref for snapshot in reversed(chain) if snapshot.lazy is not None]
+        return self._recordings.begin(key, refs) if refs and len(refs) == len(chain) else {}
 
     def _mounts(self, snapshot_id: int, kind: Kind, lowers: Sequence[Path]) -> list[Mount]:
         return mounts(kind, self._dirs.upper(snapshot_id), self._dirs.work(snapshot_id), lowers)
 
-    def _lowers(self, chain: Iterable[Snapshot], pins: ExitStack) -> list[Path]:
-        """The directories of committed snapshots; lazy ones are mounted again if need be, and pinned by `pins`."""
+    def _lowers(
+        self, chain: Iterable[Snapshot], pins: ExitStack, private: Mapping[Digest, Path] = MappingProxyType({})
+    ) -> list[Path]:
+        """The directories of committed snapshots; lazy ones are mounted again if need be, and pinned by `pins`. Where
+        there is a `private` mount of a layer, that one instead of the mount for all."""
         lowers: list[Path] = []
         for snapshot in chain:
             if snapshot.lazy is None or snapshot.lazy.skeleton:
                 lowers.append(self._dirs.upper(snapshot.id))
             if snapshot.lazy is not None:
-                lowers.append(pins.enter_context(self._layers.mounted(snapshot.lazy.ref)).path)
+                shared = pins.enter_context(self._layers.mounted(snapshot.lazy.ref)).path
+                lowers.append(private.get(snapshot.lazy.ref.digest, shared))
         return lowers
 
     def _restore(self, ref: LayerRef) -> bool:
@@ -367,6 +383,14 @@ def _parent(view: View, name: str, not_committed: type[SnapshotterError]) -> Sna
     if parent.kind is not Kind.COMMITTED:
         raise not_committed(f'parent snapshot "{name}" is not committed')
     return parent
+
+
+def _image_layers(ref: LayerRef, chain: Sequence[Snapshot]) -> tuple[Digest, ...]:
+    """All layers of the image, each once; `chain` are the snapshots below the layer, the nearest first."""
+    below = [snapshot.lazy.ref.digest for snapshot in reversed(chain) if snapshot.lazy is not None]
+    if ref.cut or len(below) < len(chain):
+        return ()
+    return tuple(dict.fromkeys((*below, *ref.siblings)))
 
 
 def _relabelled(old: Mapping[str, str], given: Mapping[str, str], paths: Sequence[str]) -> dict[str, str]:

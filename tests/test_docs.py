@@ -29,7 +29,7 @@ from scripts.rig.image import RECIPES, build
 from scripts.rig.workspace import Workspace
 from snapshotter.config import Config
 from snapshotter.containerd.ordinary import OrdinaryLayers
-from tests.clients.cases import CASES
+from tests.clients.cases import CASES, FETCH
 from tests.snapshotter.images import gzip_layer, write_layout
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -80,7 +80,7 @@ def _config_dump(command: str, tmp_path: Path) -> None:
     """containerd drops what it does not understand, so each line of each snippet must come out again."""
     snippets = [toml for text in DOCS.values() for toml in blocks(text, "toml") if "plugins" in toml]
     snippets = [toml for toml in snippets if "version = 3" not in toml]  # tests/clients has a containerd for these
-    assert len(snippets) == 4
+    assert len(snippets) == 3
     for snippet in snippets:
         path = tmp_path / "config.toml"
         path.write_text(snippet if "version" in snippet else f"version = 2\n{snippet}")
@@ -109,8 +109,10 @@ ELSEWHERE = {
     "sudo ./scripts/test": (".ci/run", "\n./scripts/test\n"),
     "sudo ./scripts/setup": ("tests/scripts/test_setup.py", '[CHECKOUT / "scripts" / "setup"]'),
 }
-CLIENTS = {case.command for case in CASES}
+CLIENTS = {FETCH, *(case.command for case in CASES)}
 """Run by tests/clients."""
+GUIDES = {it for name in ("node-setup.md", "nerdctl.md") for it in commands(DOCS[name])}
+"""Run by tests/clients/test_guides.py, which takes care that it leaves none out."""
 SESSION = commands(DOCS["README.md"].split("## A session")[1].split("\n## ")[0])
 SITE = {
     *SESSION,
@@ -125,7 +127,7 @@ SITE = {
     "sudo bootseer lazy on",
     "sudo bootseer unmount",
 }
-KNOWN = SITE | CLIENTS | HERE.keys() | ELSEWHERE.keys()
+KNOWN = SITE | CLIENTS | GUIDES | HERE.keys() | ELSEWHERE.keys()
 
 
 def unrun(documents: Sequence[str]) -> list[str]:

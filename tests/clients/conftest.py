@@ -70,7 +70,7 @@ def programs() -> Path:
 
 @pytest.fixture(scope="session")
 def nerdctl(programs: Path) -> Path:
-    """The built nerdctl. The test is skipped where its modules are refused, which `scripts/tools` notes, and only there."""
+    """The built nerdctl. Skips where a module server refuses it, as `scripts/tools` has noted, and only there."""
     refused = programs / "nerdctl.refused"
     if refused.exists():
         pytest.skip(f"no nerdctl: {refused.read_text().strip()}")

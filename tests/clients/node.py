@@ -7,6 +7,7 @@ test drives it by command lines only. Blobs, mounts and snapshots that an image 
 
 import json
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -114,6 +115,13 @@ class Node:
             return run(self._namespace.command(argv), self._env, f"running {argv[0]}", timeout_s)
         except RigError as error:
             raise RigError(f"{error}\n{self.logs()}") from None
+
+    def type(self, command: str) -> str:
+        """What a command of the documents prints; our registry has no TLS, and containers get a cgroup of ours."""
+        command = command.removeprefix("sudo ").replace("registry.example", REGISTRY)
+        if command.startswith("ctr"):
+            command = re.sub(r" (pull|rpull|push|fetch) ", lambda found: f"{found[0]}--plain-http ", command)
+        return self.run(*command.replace(" run ", f" run --cgroup-parent {self.cgroup} ").split())
 
     def push(self, layout: Path, name: str) -> None:
         """Push the image of an OCI layout."""

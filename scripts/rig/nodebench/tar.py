@@ -94,9 +94,9 @@ def _ext4_copy(site: Site, node: Node, source: Path, directory: Path) -> Iterato
     """The tree copied to a new ext4 file system in a file below `directory`."""
     file, target = directory / "ext4.image", directory / "ext4"
     target.mkdir()
-    size = int(site.run(node.command(["du", "-sxB1", source]), "measuring the tree").split()[0])
+    _, tar_bytes = _read(site, node, source)
     with file.open("wb") as image:
-        image.truncate(size * 3 // 2 + _SPARE)
+        image.truncate(2 * tar_bytes + _SPARE)
     what = "making an ext4 file system"
     site.run(["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0", str(file)], what)
     site.run(node.command(["mount", "-o", "loop,noatime", file, target]), what)

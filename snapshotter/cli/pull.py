@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from snapshotter.cli.tree import Commands, add_config, add_containerd_address
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 _POLL_S = 0.5
+_POLL_HOT_S = 0.05
 
 
 def add(commands: Commands) -> None:
@@ -28,7 +30,9 @@ def add(commands: Commands) -> None:
     )
     command = commands.add_parser("pull", help="pull an image lazily", description=text)
     command.add_argument("image", metavar="REF", help="image reference")
-    command.add_argument("--wait", choices=("mounted", "complete"), default="mounted", help="until (default: mounted)")
+    command.add_argument(
+        "--wait", choices=("mounted", "hot", "complete"), default="mounted", help="until (default: mounted)"
+    )
     command.add_argument("--namespace", metavar="NAME", default="default", help="containerd's (default: default)")
     command.add_argument("--snapshotter", metavar="NAME", help="plugin's name (default: the one with our socket)")
     command.add_argument("--platform", metavar="OS/ARCH", help="platform of the image (default: this machine's)")
@@ -55,6 +59,8 @@ def _pull(args: argparse.Namespace) -> int:
         registry.close()
     if args.wait == "complete":
         _wait(config, set(pulled.layers))
+    elif args.wait == "hot":
+        _wait_hot(config, pulled.layers)
     seconds = round(time.monotonic() - started, 3)
     if args.json:
         result = {"image": pulled.image, "manifest": pulled.manifest, "layers": pulled.layers}
@@ -94,3 +100,22 @@ def _wait(config: Config, layers: set[str]) -> None:
         left = sum(row["size_bytes"] - row["present_bytes"] for it, row in states.items() if it in missing)
         print(f"{len(missing)} layers to complete, {left / 1e6:.1f} MB", file=sys.stderr)
         time.sleep(_POLL_S)
+
+
+def _wait_hot(config: Config, layers: Sequence[str]) -> None:
+    """Until the image's hot blocks are on the node, or the daemon knows that it has no hot set."""
+    from blockindex.hotset import image_key
+    from snapshotter.rpc import call
+
+    if not config.hotset.prefetch:
+        raise UserError("--wait hot needs prefetch = true in [hotset]: nothing would fetch the blocks", exit_code=1)
+    key = image_key(layers)
+    while True:
+        prefetches = call(config.control_path, "status", 30)["prefetches"]
+        found = next((row for row in prefetches if row["image_key"] == key), None)
+        if found is None or found["state"] in ("none", "over"):
+            if found is None or found["state"] == "none":
+                print("no hot set was found: the image's blocks come when they are read", file=sys.stderr)
+            return
+        print(f"hot blocks: {found['blocks']} of {found['hot_blocks']}", file=sys.stderr)
+        time.sleep(_POLL_HOT_S)

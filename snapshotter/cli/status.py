@@ -22,7 +22,7 @@ _LAYER_COLUMNS = (
     "digest", "state", "image", "size_bytes", "present_bytes", "blocks", "blocks_present", "mount",
     "demand_fetches", "demand_bytes", "background_fetches", "background_bytes", "waiting_readers", "name",
 )  # fmt: skip
-_TOP = ("version", "pid", "processes", "prepares", "lazy_off_since", "ordinary", "layers")
+_TOP = ("version", "pid", "processes", "prepares", "lazy_off_since", "ordinary", "prefetches", "layers")
 
 
 def add(commands: Commands) -> None:
@@ -76,10 +76,24 @@ def render(answer: Mapping[str, Any]) -> str:
     if ordinary := answer.get("ordinary"):
         rows = [[str(row.get(key, "")) for key in ("layers", "reason", "image", "detail")] for row in ordinary]
         parts.append(table(("LAYERS", "LEFT TO CONTAINERD", "LAST OF", "WHY"), rows))
+    if prefetches := answer.get("prefetches"):
+        rows = [_prefetch_row(row) for row in prefetches]
+        parts.append(table(("HOT BLOCKS OF", "WORKLOAD", "STATE", "CAME", "SIZE", "REQUESTS"), rows))
     parts += [f"{key}: {_plain(value)}" for key, value in answer.items() if key not in _TOP]
     layers = answer.get("layers", [])
     parts.append(_layers(layers) if layers else "no layers")
     return "\n\n".join(parts)
+
+
+def _prefetch_row(row: Mapping[str, Any]) -> list[str]:
+    return [
+        str(row.get("image_key", "?")).removeprefix("sha256:")[:12],
+        str(row.get("workload") or "-"),
+        str(row.get("state", "?")),
+        f"{row.get('blocks', 0)} of {row.get('hot_blocks', 0)}",
+        megabytes(row.get("bytes", 0)),
+        str(row.get("requests", 0)),
+    ]
 
 
 def _layers(layers: list[Mapping[str, Any]]) -> str:

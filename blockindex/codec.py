@@ -30,6 +30,7 @@ __all__ = [
     "PROLOGUE_SIZE",
     "decode_head",
     "decode_index",
+    "decode_stored",
     "encode_index",
     "head_end",
     "index_name",
@@ -96,16 +97,10 @@ def head_end(prologue: bytes) -> int:
 def decode_head(data: bytes) -> LayerIndex:
     """The index without its windows, from at least the first `head_end` bytes of the file: enough to mount the layer.
     Raises Corrupt, Unsupported."""
-    end, digest = _parse_prologue(data)
-    if len(data) < end:
-        raise Corrupt("head", f"the file ends before its head does ({end})", len(data))
-    head_bytes = data[PROLOGUE_SIZE:end]
-    if sha256(head_bytes).digest() != digest:
-        raise Corrupt("head", "does not match its digest", PROLOGUE_SIZE)
-    try:
-        return _from_message(pb.LayerIndexHead.FromString(head_bytes))
-    except DecodeError as error:
-        raise Corrupt("head", f"is not a LayerIndexHead message: {error}", PROLOGUE_SIZE) from error
+    index = _from_message(_head(data))
+    validate_metadata(index.metadata, index.data_size)
+    validate_directories(index.metadata, index.implied_dirs)
+    return index
 
 
 def with_windows(index: LayerIndex, windows: bytes) -> LayerIndex:
@@ -126,6 +121,12 @@ def decode_index(data: bytes) -> LayerIndex:
     return with_windows(index, data[head_end(data) :])
 
 
+def decode_stored(data: bytes) -> LayerIndex:
+    """As `decode_index`, for an index that it has accepted before and that is needed for decoding spans only: the
+    metadata, which take most of the time and memory, are neither unpacked nor judged again; `metadata` is empty."""
+    return with_windows(_from_message(_head(data), with_metadata=False), data[head_end(data) :])
+
+
 def _parse_prologue(data: bytes) -> tuple[int, bytes]:
     if len(data) < PROLOGUE_SIZE:
         raise Corrupt("prologue", f"the file is shorter than {PROLOGUE_SIZE} bytes", len(data))
@@ -144,7 +145,21 @@ def _parse_prologue(data: bytes) -> tuple[int, bytes]:
     return PROLOGUE_SIZE + head_size, digest
 
 
-def _from_message(head: pb.LayerIndexHead) -> LayerIndex:
+def _head(data: bytes) -> pb.LayerIndexHead:
+    """The head's message, once it matches its digest."""
+    end, digest = _parse_prologue(data)
+    if len(data) < end:
+        raise Corrupt("head", f"the file ends before its head does ({end})", len(data))
+    head_bytes = data[PROLOGUE_SIZE:end]
+    if sha256(head_bytes).digest() != digest:
+        raise Corrupt("head", "does not match its digest", PROLOGUE_SIZE)
+    try:
+        return pb.LayerIndexHead.FromString(head_bytes)
+    except DecodeError as error:
+        raise Corrupt("head", f"is not a LayerIndexHead message: {error}", PROLOGUE_SIZE) from error
+
+
+def _from_message(head: pb.LayerIndexHead, with_metadata: bool = True) -> LayerIndex:
     compression = next((ours for ours, theirs in _COMPRESSIONS.items() if theirs == head.compression), None)
     if compression is None:
         raise Corrupt("compression", f"unknown value {head.compression}")
@@ -153,7 +168,9 @@ def _from_message(head: pb.LayerIndexHead) -> LayerIndex:
             raise Corrupt(name, f"{getattr(head, name)} does not fit 63 bits")
     if head.metadata_size % BLOCK or head.data_size % BLOCK:
         raise Corrupt("data_size", "or metadata_size is not a multiple of 4096")
-    metadata = decompress(head.metadata_zstd, head.metadata_size, _MAX_METADATA, "metadata")
+    metadata = b""
+    if with_metadata:
+        metadata = decompress(head.metadata_zstd, head.metadata_size, _MAX_METADATA, "metadata")
     files = _files(head)
     columns = _spans(head)
     columns.validate(compression, head.blob_size, head.tar_size)
@@ -166,7 +183,7 @@ def _from_message(head: pb.LayerIndexHead) -> LayerIndex:
     for span, (start, end) in enumerate(zip(spans.block_starts, spans.block_ends, strict=True)):
         if start < end and columns.blob_starts[span] == columns.blob_ends[span]:
             raise Corrupt("spans.blob_end", f"span {span} owns blocks but has no blob bytes")
-    index = LayerIndex(
+    return LayerIndex(
         blob_digest=_digest_text("blob_digest", head.blob_digest),
         blob_size=head.blob_size,
         diff_id=_digest_text("diff_id", head.diff_id),
@@ -179,9 +196,6 @@ def _from_message(head: pb.LayerIndexHead) -> LayerIndex:
         piece_digests=head.piece_digests,
         implied_dirs=tuple(head.implied_dirs),
     )
-    validate_metadata(metadata, head.data_size)
-    validate_directories(metadata, index.implied_dirs)
-    return index
 
 
 def _file_columns(files: FileTable) -> list["array[int]"]:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blockindex.codec import decode_index
+from blockindex.codec import decode_stored
 from blockindex.errors import BlockIndexError
 from blockindex.model import BLOCK
 from snapshotter.blockstore import BlockStore, LayerFiles, private_name
@@ -176,7 +176,7 @@ class FetchProcess:
     def _open(self, directory: Path) -> LayerFetch:
         files = LayerFiles(directory, writable=True)
         try:
-            index = decode_index((directory / "index").read_bytes())
+            index = decode_stored((directory / "index").read_bytes())
             image = files.record.images[-1]
             # newest first; images that share a repository share its blob
             blobs = [self._open_blob(image, files.record.digest) for image in reversed(files.record.images)]

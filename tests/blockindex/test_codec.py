@@ -25,6 +25,7 @@ from blockindex.codec import (
     PROLOGUE_SIZE,
     decode_head,
     decode_index,
+    decode_stored,
     encode_index,
     head_end,
     index_name,
@@ -124,6 +125,24 @@ def test_every_flipped_byte_is_noticed(small: bytes) -> None:
         damaged[place] ^= 1 << place % 8
         with pytest.raises((Corrupt, Unsupported)):
             decode_index(bytes(damaged))
+
+
+def test_a_stored_index_decodes_without_its_metadata(small: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = decode_index(small)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the metadata are looked at")
+
+    monkeypatch.setattr(codec, "decompress", refuse)
+    monkeypatch.setattr(codec, "validate_metadata", refuse)
+    stored = decode_stored(small)
+    assert stored == replace(whole, metadata=b"")
+    assert [stored.pieces(span) for span in range(len(stored.spans))] == [
+        whole.pieces(span) for span in range(len(whole.spans))
+    ]
+    for place in range(0, len(small), 7):
+        with pytest.raises(BlockIndexError):
+            decode_stored(small[:place] + bytes([small[place] ^ 0x10]) + small[place + 1 :])
 
 
 @pytest.mark.parametrize("cut", [0, 7, PROLOGUE_SIZE - 1, PROLOGUE_SIZE, PROLOGUE_SIZE + 10, -1])

@@ -1,8 +1,9 @@
 """Deflate at bit level: stop at block boundaries while building, start at one while decoding.
 
-Building uses the system's zlib through ctypes, because only its `Z_BLOCK` mode tells where deflate blocks begin (in
-bits) and only `inflateGetDictionary` tells the window there; ctypes releases the GIL for each call. Decoding uses isal,
-which is faster but starts on whole bytes only: `restart_prefix` supplies the bits in front.
+Building uses zlib or zlib-ng through ctypes (see `inflatelib`), because only their `Z_BLOCK` mode tells where deflate
+blocks begin (in bits) and only `inflateGetDictionary` tells the window there. It inflates raw deflate, for a gzip
+member's CRC is computed faster elsewhere (see `gzipframe`). Decoding uses isal, which starts on whole bytes only:
+`restart_prefix` supplies the bits in front.
 
 Knows bits and bytes; must not know tar, spans or layers.
 
@@ -15,13 +16,14 @@ import weakref
 from functools import cache
 
 from blockindex.errors import Corrupt, Unsupported
+from blockindex.inflatelib import InflateLibrary, Stream, inflate_library
 
 __all__ = ["WINDOW_SIZE", "Inflater", "restart_prefix"]
 
 WINDOW_SIZE = 32768
 """Bytes that a deflate match can reach back."""
 
-_GZIP_WBITS = 31  # 15 bits of window, and zlib reads the gzip headers and checks crc32 and size in the trailers
+_Z_NO_FLUSH = 0
 _Z_BLOCK = 5
 _Z_OK = 0
 _Z_STREAM_END = 1
@@ -32,74 +34,32 @@ _LAST_BLOCK = 64
 _AT_BOUNDARY = 128
 
 
-class _ZStream(ctypes.Structure):
-    """zlib's `z_stream`, which is part of its stable binary interface."""
-
-    _fields_ = (
-        ("next_in", ctypes.c_void_p),
-        ("avail_in", ctypes.c_uint),
-        ("total_in", ctypes.c_ulong),
-        ("next_out", ctypes.c_void_p),
-        ("avail_out", ctypes.c_uint),
-        ("total_out", ctypes.c_ulong),
-        ("msg", ctypes.c_char_p),
-        ("state", ctypes.c_void_p),
-        ("zalloc", ctypes.c_void_p),
-        ("zfree", ctypes.c_void_p),
-        ("opaque", ctypes.c_void_p),
-        ("data_type", ctypes.c_int),
-        ("adler", ctypes.c_ulong),
-        ("reserved", ctypes.c_ulong),
-    )
-
-
-@cache
-def _libz() -> ctypes.CDLL:
-    """The system's zlib, loaded at first use; Unsupported where there is none."""
-    try:
-        lib = ctypes.CDLL("libz.so.1")
-        lib.zlibVersion.restype = ctypes.c_char_p
-        stream = ctypes.POINTER(_ZStream)
-        lib.inflateInit2_.argtypes = [stream, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
-        lib.inflate.argtypes = [stream, ctypes.c_int]
-        lib.inflateReset.argtypes = [stream]
-        lib.inflateEnd.argtypes = [stream]
-        lib.inflateGetDictionary.argtypes = [stream, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint)]
-    except (OSError, AttributeError) as error:
-        raise Unsupported(
-            f"cannot index gzip layers: the system's libz.so.1 (zlib >= 1.2.8) does not load: {error}; install zlib1g"
-        ) from error
-    return lib
-
-
 class Inflater:
-    """Inflates gzip members one after the other and stops at each deflate block boundary.
+    """Inflates raw deflate streams one after the other and stops at each deflate block boundary.
 
-    Give it input (`give`) and room (`aim`), then `step` until `starved`. Neither buffer is copied; both are kept
-    alive until replaced.
+    Give it input (`give`) and room (`aim`), then `step` until neither is used up further. Neither buffer is copied;
+    both are kept alive until replaced.
     """
 
-    def __init__(self) -> None:
-        self._lib = _libz()
-        self._stream = _ZStream()
+    def __init__(self, library: InflateLibrary | None = None) -> None:
+        self._lib = library or inflate_library()
+        self._stream = Stream()
         self._ref = ctypes.byref(self._stream)
-        version = self._lib.zlibVersion()
-        status = self._lib.inflateInit2_(self._ref, _GZIP_WBITS, version, ctypes.sizeof(_ZStream))
+        status = self._lib.init(self._ref)
         if status != 0:
-            raise Unsupported(f"zlib refuses to start (status {status}, version {version!r})")
-        weakref.finalize(self, self._lib.inflateEnd, self._ref)
+            raise Unsupported(f"{self._lib.name} refuses to start (status {status})")
+        weakref.finalize(self, self._lib.end, self._ref)
         self._source: object = b""
         self._target: object = b""
 
     def reset(self) -> None:
-        """Expect the header of a new gzip member; its window starts empty."""
-        self._lib.inflateReset(self._ref)
+        """Expect a new stream; its window starts empty."""
+        self._lib.reset(self._ref)
 
     def give(self, data: bytes, start: int) -> None:
         """Read from `data[start:]` (below 4 GiB) from now on."""
         self._source = data
-        address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-        self._stream.next_in = address + start
+        self._stream.next_in = _address(data) + start
         self._stream.avail_in = len(data) - start
 
     def aim(self, buffer: bytearray) -> None:
@@ -111,14 +71,36 @@ class Inflater:
 
     def step(self) -> bool:
         """Inflate up to the next block boundary, the end of the input or of the room, whichever comes first; true
-        when the member is complete, trailer included and checked. Corrupt when zlib rejects the input."""
+        when the stream is complete. Corrupt when zlib rejects the input."""
         status = self._lib.inflate(self._ref, _Z_BLOCK)
+        self._check(status)
+        return bool(status == _Z_STREAM_END)
+
+    def inflate_blanking(self, data: bytes, window: bytes, size: int, stride: int) -> bytes:
+        """Inflate `data`, a stream's rest, to its first `size` bytes, with the first WINDOW_SIZE bytes of `window` in
+        place of the output before it, and every `stride` bytes replace the last of these by the zeros that follow in
+        `window`. Corrupt when `data` is invalid or does not yield that much."""
+        out = bytearray(size)
+        self.reset()
+        self.give(data, 0)
+        self.aim(out)
+        base = _address(window)
+        assert len(window) >= 2 * WINDOW_SIZE >= WINDOW_SIZE + size
+        stream, ref, inflate, replace = self._stream, self._ref, self._lib.inflate, self._lib.set_dictionary
+        for start in range(0, size, stride):
+            replace(ref, base + start, WINDOW_SIZE)
+            stream.avail_out = min(stride, size - start)
+            self._check(inflate(ref, _Z_NO_FLUSH))
+            if stream.avail_out:
+                raise Corrupt("blob", f"not a valid gzip stream: {size} bytes expected")
+        return bytes(out)
+
+    def _check(self, status: int) -> None:
         if status == _Z_MEM_ERROR:
             raise MemoryError("zlib is out of memory")
         if status not in (_Z_OK, _Z_STREAM_END, _Z_BUF_ERROR):
             message = (self._stream.msg or b"invalid data").decode("ascii", "replace")
             raise Corrupt("blob", f"not a valid gzip stream: {message}")
-        return bool(status == _Z_STREAM_END)
 
     @property
     def unread(self) -> int:
@@ -146,12 +128,16 @@ class Inflater:
         return int(self._stream.data_type & _UNUSED_BITS)
 
     def window(self) -> bytes:
-        """The last (up to) 32 KiB of the current member's output."""
+        """The last (up to) 32 KiB of the current stream's output."""
         out = ctypes.create_string_buffer(WINDOW_SIZE)
         size = ctypes.c_uint(0)
-        status = self._lib.inflateGetDictionary(self._ref, out, ctypes.byref(size))
+        status = self._lib.get_dictionary(self._ref, out, ctypes.byref(size))
         assert status == 0, status
         return out.raw[: size.value]
+
+
+def _address(data: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 
 class _Bits:

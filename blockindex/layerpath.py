@@ -32,6 +32,16 @@ class Role(Enum):
 
 def clean_path(path: bytes) -> list[bytes]:
     """`path` as components below the layer's root; `..` is resolved by the text alone and stops at the root."""
+    plain = path.removeprefix(b"./")
+    if b"//" not in plain and b"/." not in plain and plain[:1] not in (b"", b".", b"/"):  # nearly all
+        parts = plain.split(b"/")
+        if not parts[-1]:
+            parts.pop()
+        return parts
+    return _clean_odd_path(path)
+
+
+def _clean_odd_path(path: bytes) -> list[bytes]:
     if b".." not in path:
         return [part for part in path.split(b"/") if part and part != b"."]
     parts: list[bytes] = []

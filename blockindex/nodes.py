@@ -89,10 +89,13 @@ def new_dir(implied: bool = False) -> Dir:
 def apply_attributes(node: Node, attributes: Attributes, parts: list[bytes]) -> None:
     """Give `node` the attributes of an entry, as unpacking would: a symlink keeps its mode, older xattrs stay."""
     mode, uid, gid, node.mtime_ns, xattrs = attributes
-    uid, gid = uid & 0xFFFFFFFF, gid & 0xFFFFFFFF
-    node.uid = node.uid if uid == _KEEP_OWNER else uid
-    node.gid = node.gid if gid == _KEEP_OWNER else gid
-    if abs(node.mtime_ns) > _MAX_MTIME_NS:
+    uid &= 0xFFFFFFFF
+    gid &= 0xFFFFFFFF
+    if uid != _KEEP_OWNER:
+        node.uid = uid
+    if gid != _KEEP_OWNER:
+        node.gid = gid
+    if not -_MAX_MTIME_NS <= node.mtime_ns <= _MAX_MTIME_NS:
         raise Unsupported(f"time of {show_path(parts)} is beyond 64-bit seconds")
     if not isinstance(node, Symlink):
         mode = node.mode & _TYPE | mode & 0o7777

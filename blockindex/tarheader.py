@@ -20,6 +20,7 @@ RECORD = 512
 # name mode uid gid size mtime checksum type linkname magic version (uname gname devmajor devminor) prefix (pad)
 _LAYOUT = struct.Struct("100s8s8s8s12s12s8sc100s6s2s80x155s12x")
 _SPACES = 8 * 0x20
+_PADDING = b" \0"
 
 
 class Header(NamedTuple):
@@ -36,16 +37,23 @@ class Header(NamedTuple):
     is_gnu: bool
 
 
-@lru_cache(maxsize=8192)
 def number(field: bytes) -> int:
     """A numeric header field: base-256 (two's complement) when its top bit is set, else octal padded with blanks or
-    NULs; ValueError for anything else. Cached: modes, owners and dates repeat in an archive."""
+    NULs; ValueError for anything else."""
+    digits = field[:-1]
+    if digits.isdigit() and field[-1] in _PADDING:  # nearly all
+        return int(digits, 8)
+    return _unusual_number(field)
+
+
+@lru_cache(maxsize=1024)  # an archive that has such fields has the same ones again
+def _unusual_number(field: bytes) -> int:
     if field and field[0] & 0x80:
         value = int.from_bytes(field, "big")
         bits = 8 * len(field)
         # The top bit is the marker, the next one the sign.
         return value - (1 << bits) if field[0] & 0x40 else value - (1 << (bits - 1))
-    digits = field.strip(b" \0").partition(b"\0")[0]
+    digits = field.strip(_PADDING).partition(b"\0")[0]
     if not digits:
         return 0
     if not digits.isdigit():
@@ -61,20 +69,28 @@ def parse_header(block: bytes, offset: int) -> Header:
         raise Corrupt("tar header", "checksum does not match: not a tar archive, or damaged", offset)
     name = name.partition(b"\0")[0]
     is_gnu = magic == b"ustar " and version == b" \0"
-    if magic == b"ustar\0":
-        if block[508:512] == b"tar\0":  # star: a shorter prefix, then times
+    if prefix[0] and (magic == b"ustar\0" or (is_gnu and _holds_prefix(prefix))):
+        if magic == b"ustar\0" and block[508:512] == b"tar\0":  # star: a shorter prefix, then times
             prefix = prefix[:131]
-    elif not (is_gnu and _holds_prefix(prefix)):
-        prefix = b""
-    if prefix[:1] not in (b"", b"\0"):
         name = prefix.partition(b"\0")[0] + b"/" + name
     try:
-        numbers = (number(mode), number(uid), number(gid), number(size), number(mtime))
+        stored = number(size)
+        header = Header(
+            name,
+            number(mode),
+            number(uid),
+            number(gid),
+            stored,
+            number(mtime),
+            kind,
+            linkname.partition(b"\0")[0],
+            is_gnu,
+        )
     except ValueError as error:
         raise Corrupt("tar header", str(error), offset) from None
-    if numbers[3] < 0:
-        raise Corrupt("tar header", f"negative size {numbers[3]}", offset)
-    return Header(name, *numbers, kind, linkname.partition(b"\0")[0], is_gnu)
+    if stored < 0:
+        raise Corrupt("tar header", f"negative size {stored}", offset)
+    return header
 
 
 def has_valid_checksum(block: bytes) -> bool:
@@ -91,13 +107,14 @@ def device_numbers(block: bytes, offset: int) -> tuple[int, int]:
 
 
 def _checksum_holds(block: bytes, checksum: bytes) -> bool:
+    digits = checksum[:6]
     try:
-        claimed = number(checksum)
+        claimed = int(digits, 8) if checksum[6:] == b"\0 " and digits.isdigit() else number(checksum)
     except ValueError:
         return False
     if block.isascii():
         # 512 bytes below 128 sum up to less than adler32's modulus, so its low half is 1 + the sum: 20 times faster.
-        return (adler32(block) & 0xFFFF) - 1 - (adler32(checksum) & 0xFFFF) + 1 + _SPACES == claimed
+        return (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + _SPACES == claimed
     total = sum(block) - sum(checksum) + _SPACES
     high_bytes = sum(1 for byte in block if byte & 0x80) - sum(1 for byte in checksum if byte & 0x80)
     # Some old tars summed signed chars.
@@ -107,8 +124,6 @@ def _checksum_holds(block: bytes, checksum: bytes) -> bool:
 def _holds_prefix(field: bytes) -> bool:
     """Whether a GNU header's time fields hold a name prefix instead: Go's writer before 1.8 had this bug, and images
     pushed by old Docker versions still have it."""
-    if field[0] == 0:
-        return False
     try:
         number(field[:12])
         number(field[12:24])

@@ -9,6 +9,7 @@ import pytest
 
 from blockindex.deflate import WINDOW_SIZE
 from blockindex.errors import Corrupt
+from blockindex.gzipframe import check_trailer
 from blockindex.gzipspans import GzipRun, GzipSource
 from blockindex.model import Span
 from blockindex.source import Boundary, Event, Point, Window
@@ -127,6 +128,41 @@ def test_a_second_member_that_is_damaged_is_refused() -> None:
     first = gzip.compress(DATA[:4000], mtime=0)
     with pytest.raises(Corrupt, match="gzip"):
         events(first + b"\x1f\x8b\x09" + bytes(20), 1000)
+
+
+DAMAGES = {"crc": -6, "size": -2, "body": 60, "method": 2, "reserved flag": 3, "header crc": 14}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_a_damaged_member_is_refused_where_it_is(damage: str, chunk: int) -> None:
+    """Behind a sound one. Nothing of the trailer is taken on trust, though the blob has a digest too."""
+    head = b"\x1f\x8b\x08\x0a\0\0\0\0\0\xffab\0"
+    head += (zlib.crc32(head) & 0xFFFF).to_bytes(2, "little")
+    sound = head + gzip.compress(DATA[:3000], mtime=0)[10:]
+    assert gzip.decompress(sound * 2) == DATA[:3000] * 2
+    assert tar_of(events(sound * 2, 1000, chunk)[0]) == DATA[:3000] * 2
+    broken = bytearray(sound)
+    broken[DAMAGES[damage]] ^= 0xE0
+    with pytest.raises(Corrupt, match="not a valid gzip stream"):
+        events(sound + broken, 1000, chunk)
+
+
+def test_a_size_beyond_32_bits_counts_modulo_2_to_the_32() -> None:
+    trailer = (7).to_bytes(4, "little") + (5).to_bytes(4, "little")
+    check_trailer(trailer, 7, 5 + (1 << 32))
+    with pytest.raises(Corrupt, match="size"):
+        check_trailer(trailer, 7, 6 + (1 << 32))
+
+
+def test_a_header_without_end_is_refused_in_time() -> None:
+    """A name of 1 MiB, in small chunks; and many empty members in one chunk."""
+    source = GzipSource(1000)
+    with pytest.raises(Corrupt, match="header is longer"):
+        for part in chunks(b"\x1f\x8b\x08\x08" + b"n" * (1 << 21), 1 << 12):
+            list(source.feed(part))
+    found, end = events(gzip.compress(b"", mtime=0) * 20_000, 1000, 1 << 20)
+    assert end == 20 * 20_000 and len(found) == 1
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 5000, b"junk", b"\x1f", b"\x1f\x8c", b"\0\x1f\x8b\x08"])

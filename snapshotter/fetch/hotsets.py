@@ -1,6 +1,7 @@
 """Which images' hot blocks are being prefetched, and where hot sets come from."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class Prefetches:
         self._streams = streams
         self._lock = threading.Lock()
         self._known: dict[str, Prefetch] = {}
-        self._resolving: set[str] = set()
+        self._resolved: dict[str, tuple[float, Sequence[Digest]]] = {}  # by image: asked when, and what the answer was
 
     def __repr__(self) -> str:
         return f"<Prefetches {len(self._active())} active, {len(self._known)} known>"
@@ -75,7 +76,8 @@ class Prefetches:
         """Prefetch the image with these layers, from the bottom up; without any, those that the registry names. Does
         nothing while it is under way, or just was. Answers "found", "none" or "unknown"."""
         if not layers:
-            self._resolve(image)
+            layers = self._resolve(image)
+        if not layers:
             return "unknown"
         key, now = image_key(layers), time.monotonic()
         with self._lock:
@@ -110,22 +112,29 @@ class Prefetches:
         with self._lock:
             return [prefetch for prefetch in self._known.values() if not prefetch.ended_at]
 
-    def _resolve(self, image: str) -> None:
-        """Have a thread ask for the image's layers: its Prepare did not name all (labels are short)."""
+    def _resolve(self, image: str) -> Sequence[Digest]:
+        """The image's layers if its registry has just named them. Else empty, and a thread asks for them: its Prepares
+        did not name all (labels are short), and there is one for each layer."""
+        now = time.monotonic()
         with self._lock:
-            if image in self._resolving:
-                return
-            self._resolving.add(image)
+            asked_at, layers = self._resolved.get(image, (-math.inf, ()))
+            if now < asked_at + _AGAIN_S:
+                return layers
+            self._resolved.pop(image, None)
+            self._resolved[image] = now, ()
+            for old in list(self._resolved)[:-_REMEMBERED]:
+                del self._resolved[old]
 
         def ask() -> None:
             try:
                 layers = self._layers_of(image)
-                if layers:
-                    self.begin(image, layers)
             except SnapshotterError as error:
                 _log.warning("prefetch.no_layers image=%s error=%r", image, str(error))
-            finally:
-                with self._lock:
-                    self._resolving.discard(image)
+                return
+            with self._lock:
+                self._resolved[image] = time.monotonic(), layers
+            if layers:
+                self.begin(image, layers)
 
         self._host_of(image).submit(Lane.HOT, ask)
+        return ()

@@ -21,19 +21,21 @@ import logging
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from threading import Condition
 from typing import Any, Protocol
 
 from blockindex.errors import BlockIndexError, Corrupt
-from blockindex.hotpack import Codec, HeadReader, HotPack, decode_frame
+from blockindex.hotpack import MAX_HEAD, PROLOGUE_SIZE, Codec, HeadReader, HotPack, decode_frame
 from blockindex.hotset import DEFAULT_WORKLOAD, HotExtent, HotSet, image_key
 from snapshotter.blockstore import ABSENT
 from snapshotter.errors import SnapshotterError, Transient
 from snapshotter.model import Digest
-from snapshotter.registry.hotdir import HotFile
+from snapshotter.registry.hotdir import HotFile, HotStream
 
 from .host import Host, Lane
 from .layer import LayerFetch
@@ -45,6 +47,7 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5  # readers wait that long for the answer whether there is a hot set
 _HELD_MOST = 32 << 20
+_HEAD_BYTES = 1 << 20  # asked for at a time of a head that the look-up's request did not bring whole
 _STALL_S = 30.0
 _ATTEMPTS = 4
 _BACKOFF_S = 0.2
@@ -82,6 +85,26 @@ class _Promise:
         return self._prefetch.keeps(self._layer, block)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A layer's extents, ascending: blocks `[start, end)`, and the row of the set that each is."""
+
+    starts: "array[int]"
+    ends: "array[int]"
+    rows: "array[int]"
+
+    @staticmethod
+    def of(found: list[tuple[int, int, int]]) -> "_Rows":
+        """From (start, end, row), in any order."""
+        starts, ends, rows = zip(*sorted(found), strict=True)
+        return _Rows(array("Q", starts), array("Q", ends), array("Q", rows))
+
+    def row_of(self, block: int) -> int | None:
+        """The row of the set that holds the block."""
+        place = bisect_right(self.starts, block) - 1
+        return self.rows[place] if place >= 0 and block < self.ends[place] else None
+
+
 class Prefetch:
     """One image's. `start` begins it; everything else happens on the host's threads."""
 
@@ -105,15 +128,15 @@ class Prefetch:
         self._streams = streams
         self._lock = Condition()
         self._began_at = time.monotonic()
-        self._layers: dict[int, LayerFetch | None] = {}  # by position in `_digests`; None: not to be used
+        self._layers: dict[int, LayerFetch] = {}  # that are in the store, by position in `_digests`
+        self._unfit: set[int] = set()  # those that have another layout than the set speaks of
         self._promises: dict[int, _Promise] = {}
         self._hotset: HotSet | None = None
+        self._workload, self._hot_blocks = "", 0
         self._positions: list[int] = []  # of the set's layers in `_digests`
         self._file: HotFile | None = None
         self._plan: PackPlan | None = None
-        self._starts: dict[int, array[int]] = {}  # by position: where the layer's extents start, ascending
-        self._ends: dict[int, array[int]] = {}
-        self._frames: dict[int, array[int]] = {}
+        self._rows: dict[int, _Rows] = {}  # by position; replaced as a whole
         self._held: list[tuple[int, list[tuple[HotExtent, memoryview]]]] = []
         self._held_bytes = 0
         self._runs_left: set[int] = set()  # positions of layers whose spans are still to be asked for
@@ -128,12 +151,11 @@ class Prefetch:
 
     def status(self) -> dict[str, Any]:
         """What `bootseer status` shows of it."""
-        hotset = self._hotset
         return {
             "image_key": self.key,
-            "workload": hotset.workload if hotset else "",
+            "workload": self._workload,
             "state": self.state.value,
-            "hot_blocks": hotset.block_count if hotset else 0,
+            "hot_blocks": self._hot_blocks,
             "blocks": self.blocks,
             "bytes": self.bytes,
             "requests": self.requests,
@@ -149,7 +171,7 @@ class Prefetch:
 
     def tend(self) -> None:
         """To be called now and then: ends a prefetch that stands still."""
-        if self.state in (State.NONE, State.OVER):
+        if self._is_over():
             return
         progress = self.requests + self.bytes + self.blocks
         progress += sum(layer.tally.hot_bytes for layer in self._known_layers())
@@ -174,7 +196,7 @@ class Prefetch:
         return run
 
     def _look_up(self) -> None:
-        self.flush()  # layers that the node has already: their readers wait for the answer, too
+        self._flush()  # layers that the node has already: their readers wait for the answer, too
         recorded = self._finder.recorded(self.key, DEFAULT_WORKLOAD)
         if recorded is not None and self._take_set(recorded) and not self._absent(range(len(recorded.extents))):
             self._end(State.OVER)
@@ -188,32 +210,34 @@ class Prefetch:
             return
         self._file = file
         self.requests += 1
-        self._stream_first(file)
+        self._stream_first(file, file.first)
 
     def _end_of_patience(self) -> None:
         if self.state is State.LOOKING:
             self._reconsider()
 
-    def _stream_first(self, file: HotFile) -> None:
+    def _stream_first(self, file: HotFile, stream: HotStream) -> None:
         """The stream that the look-up began: the head, then frames."""
-        reader, plan, position = HeadReader(), None, 0
-        with closing(file.first) as chunks:
-            for chunk in chunks:
-                self.bytes += len(chunk)
-                if plan is None:
+        reader, position = HeadReader(), 0
+        while True:  # a head that is longer than what the look-up asked for takes more requests
+            with closing(stream):
+                for chunk in stream:
+                    self.bytes += len(chunk)
+                    position += len(chunk)
                     pack = reader.feed(chunk)
-                    if pack is None:
-                        continue
-                    plan, position, chunk = self._begin(file, pack), pack.head_size, reader.rest
-                    if plan is None:
+                    if pack is not None:
+                        plan = self._begin(file, pack, stream.end)
+                        if plan is not None:
+                            segment = Segment(pack.head_size, stream.end)
+                            self._pour(plan, segment, chain([reader.rest], self._counted(stream)))
+                            self._host.submit(Lane.HOT, self._guarded(self._work))
                         return
-                self._arrived(plan, position, chunk)
-                position += len(chunk)
-        if plan is None:
-            raise Corrupt("head", "the file ends before its head does")
-        self._work()
+            if position != stream.end or position >= min(file.size, MAX_HEAD + PROLOGUE_SIZE):
+                raise Corrupt("head", "the file ends before its head does")
+            self.requests += 1
+            stream = file.stream(position, min(position + _HEAD_BYTES, file.size))
 
-    def _begin(self, file: HotFile, pack: HotPack) -> PackPlan | None:
+    def _begin(self, file: HotFile, pack: HotPack, streaming_to: int) -> PackPlan | None:
         """The head has come: decide how its blocks are to come. None when not by frames."""
         if pack.size != file.size:
             raise Corrupt("frames", f"{file.where} has {file.size} bytes, its head speaks of {pack.size}")
@@ -226,10 +250,12 @@ class Prefetch:
         if pack.codec is Codec.NONE or pack.hotset.block_count >= _WHOLE_SHARE * blocks:
             self._bring_spans()
             return None
-        self.flush()
+        self._flush()
         wanted = {number for number, frame in enumerate(pack.frames) if self._absent(range(frame.first, frame.last))}
-        plan = PackPlan(pack, wanted, file.first.end)
+        plan = PackPlan(pack, wanted, streaming_to)
         with self._lock:
+            if self._is_over():
+                return None
             self._plan = plan
             self.state = State.STREAMING
         _log.info(
@@ -258,19 +284,16 @@ class Prefetch:
             rows.setdefault(positions[extent.layer], []).append((extent.start, extent.end, number))
         with self._lock:
             self._hotset, self._positions = hotset, positions
-            for position, found in rows.items():
-                found.sort()
-                self._starts[position] = array("Q", (row[0] for row in found))
-                self._ends[position] = array("Q", (row[1] for row in found))
-                self._frames[position] = array("Q", (row[2] for row in found))
-            for position, layer in list(self._layers.items()):
-                if layer is not None and not self._fits(hotset, position, layer):
-                    self._layers[position] = None
+            self._workload, self._hot_blocks = hotset.workload, hotset.block_count
+            self._rows = {position: _Rows.of(found) for position, found in rows.items()}
+            self._unfit = {position for position, layer in self._layers.items() if not self._fits(position, layer)}
         return bool(rows)
 
-    def _fits(self, hotset: HotSet, position: int, layer: LayerFetch) -> bool:
-        """Whether the set speaks of the blocks that the layer has."""
-        stated = hotset.layers[self._positions.index(position)]
+    def _fits(self, position: int, layer: LayerFetch) -> bool:
+        """Whether the set, if one is known, speaks of the blocks that the layer has."""
+        if self._hotset is None or position not in self._rows:
+            return True
+        stated = self._hotset.layers[self._positions.index(position)]
         record = layer.files.record
         if stated.blocks == record.blocks and stated.layout == record.layout:
             return True
@@ -284,46 +307,70 @@ class Prefetch:
     def _absent(self, rows: Iterable[int]) -> bool:
         """Whether a block of these extents (rows of the set) is missing. One that is in doubt after a power cut is
         not: it is checked when it is read."""
-        assert self._hotset is not None
-        for row in rows:
-            extent = self._hotset.extents[row]
+        hotset, layers = self._hotset, self._layers
+        for row in rows if hotset is not None else ():
+            assert hotset is not None
+            extent = hotset.extents[row]
             position = self._positions[extent.layer]
-            if position not in self._layers:
-                return True
-            layer = self._layers[position]
-            if layer is not None and ABSENT in layer.files.present[extent.start : extent.end]:
+            layer = layers.get(position)
+            if position in self._unfit:
+                continue
+            if layer is None or ABSENT in layer.files.present[extent.start : extent.end]:
                 return True
         return False
 
     # -- by frames ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Ask for segments until there are none."""
+        """Ask for one segment, and come back for the next one: look-ups for other images wait in the same lane."""
+        self._host.give_way(Lane.HOT)
         plan = self._plan
-        while plan is not None and self.state is State.STREAMING:
-            segment = plan.take()
-            if segment is None:
-                return
-            self._host.give_way(Lane.HOT)
+        segment = plan.take() if plan is not None else None
+        if plan is not None and segment is not None:
             self._fetch(plan, segment)
+            self._host.submit(Lane.HOT, self._guarded(self._work))
 
-    def _fetch(self, plan: PackPlan, segment: Segment) -> None:
-        assert self._file is not None
+    def _fetch(self, plan: PackPlan, segment: Segment, urgent: bool = False) -> None:
+        file = self._file
+        if file is None:  # over
+            return
+        self.requests += 1
         try:
-            self.requests += 1
-            with closing(self._file.stream(segment.start, segment.end)) as chunks:
-                for chunk in chunks:
-                    self.bytes += len(chunk)
-                    self._arrived(plan, segment.start, chunk)
-                    segment.start += len(chunk)
-                    if self.state is not State.STREAMING:
-                        return
+            stream = file.stream(segment.start, segment.end)
         except SnapshotterError as error:
             self._broke_off(plan, segment, error)
+            return
+        with closing(stream):
+            self._pour(plan, segment, self._counted(stream), urgent)
+
+    def _counted(self, stream: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in stream:
+            self.bytes += len(chunk)
+            yield chunk
+
+    def _pour(self, plan: PackPlan, segment: Segment, chunks: Iterator[bytes], urgent: bool = False) -> None:
+        """Take what comes of a segment to its end, and see to it that the rest comes if it breaks off."""
+        while self.state is State.STREAMING:
+            try:
+                chunk = next(chunks, None)
+                if chunk is None and segment.start < segment.end:
+                    raise Transient(f"the stream ends at byte {segment.start}, not at {segment.end}")
+            except SnapshotterError as error:
+                self._broke_off(plan, segment, error)
+                return
+            if chunk is None:
+                return
+            self._arrived(plan, segment.start, chunk)
+            segment.start += len(chunk)
+            if not urgent:  # a reader waits, and its frame belongs to a layer that is there
+                self._await_room()
 
     def _broke_off(self, plan: PackPlan, segment: Segment, error: SnapshotterError) -> None:
         """Some more attempts, if they promise anything; then its frames are given up."""
-        again = isinstance(error, Transient) and segment.attempts + 1 < _ATTEMPTS
+        delay_s, again = 0.0, False
+        if isinstance(error, Transient):
+            delay_s = max(_BACKOFF_S * 2**segment.attempts, error.retry_after_s or 0.0)
+            again = segment.attempts + 1 < _ATTEMPTS and delay_s < _STALL_S
         _log.warning(
             "prefetch.broke_off image_key=%s bytes=%d-%d attempt=%d error=%r",
             self.key,
@@ -332,9 +379,13 @@ class Prefetch:
             segment.attempts + 1,
             str(error),
         )
-        if again:
+
+        def try_again() -> None:
             plan.put_back(segment)
-            self._host.submit(Lane.HOT, self._guarded(self._work), delay_s=_BACKOFF_S * 2**segment.attempts)
+            self._work()
+
+        if again:
+            self._host.submit(Lane.HOT, self._guarded(try_again), delay_s)
         else:
             plan.drop(segment)
             self._reconsider()
@@ -342,19 +393,25 @@ class Prefetch:
 
     def _arrived(self, plan: PackPlan, offset: int, chunk: bytes) -> None:
         for number, data in plan.feed(offset, chunk):
-            extents = decode_frame(plan.pack, plan.pack.frames[number], data)
-            self._put(plan, number, extents)
-
-    def _put(self, plan: PackPlan, number: int, extents: list[tuple[HotExtent, memoryview]]) -> None:
-        """Store a frame's blocks; what belongs to a layer that is not there yet is held."""
-        left = self._store(extents)
-        if not left:
-            plan.landed(number)
+            self._keep(plan, number, decode_frame(plan.pack, plan.pack.frames[number], data))
             self._check_over()
-            return
+
+    def _keep(self, plan: PackPlan, number: int, extents: list[tuple[HotExtent, memoryview]]) -> None:
+        """Store a frame's blocks; what belongs to a layer that is not there yet is held."""
+        while left := self._store(extents):
+            with self._lock:  # between `_store` and here a layer may have come in, and `flush` have gone by
+                if self.state is not State.STREAMING:
+                    return
+                if not any(self._is_known(self._positions[extent.layer]) for extent, _ in left):
+                    self._held.append((number, left))
+                    self._held_bytes += plan.pack.frames[number].raw_size  # of which `left` are views
+                    return
+            extents = left
+        plan.landed(number)
+
+    def _await_room(self) -> None:
+        """Return when no more is held in memory than may be."""
         with self._lock:
-            self._held.append((number, left))
-            self._held_bytes += sum(len(data) for _, data in left)
             self._lock.wait_for(lambda: self._held_bytes <= _HELD_MOST or self.state is not State.STREAMING)
 
     def _store(self, extents: list[tuple[HotExtent, memoryview]]) -> list[tuple[HotExtent, memoryview]]:
@@ -363,50 +420,62 @@ class Prefetch:
         for extent, data in extents:
             position = self._positions[extent.layer]
             layer = self._attached(position)
-            if layer is not None:
+            if position in self._unfit:
+                continue
+            if layer is None:
+                left.append((extent, data))
+            else:
                 layer.land_hot(extent.start, extent.end, data)
                 self.blocks += extent.end - extent.start
-            elif position not in self._layers:
-                left.append((extent, data))
         return left
 
+    def _is_known(self, position: int) -> bool:
+        return position in self._layers or position in self._unfit
+
     def _attached(self, position: int) -> LayerFetch | None:
-        """The layer, which has our promise; None when it is not in the store, or not to be used."""
-        if position in self._layers:
-            return self._layers[position]
-        layer = self._layer_of(self._digests[position])
+        """The layer, which has our promise from now on; None when it is not in the store, or cannot be used."""
+        if self._is_known(position):
+            return self._layers.get(position)
+        try:
+            layer = self._layer_of(self._digests[position])
+        except (SnapshotterError, BlockIndexError, OSError) as error:
+            _log.warning("prefetch.broken_layer layer=%s error=%r", self._digests[position], str(error))
+            self._unfit.add(position)
+            return None
         if layer is None:
             return None
+        promise = _Promise(self, position)
         with self._lock:
-            if position in self._layers:
-                return self._layers[position]
-            fits = self._hotset is None or position not in self._starts or self._fits(self._hotset, position, layer)
-            self._layers[position] = layer if fits else None
-            promise = self._promises.setdefault(position, _Promise(self, position))
-        if fits and self.state in (State.LOOKING, State.STREAMING):
-            layer.add_promise(promise)
-        return layer if fits else None
+            if self._is_known(position) or self._is_over():
+                return self._layers.get(position)
+            if not self._fits(position, layer):
+                self._unfit.add(position)
+            self._layers[position] = layer
+            self._promises[position] = promise
+        layer.add_promise(promise)
+        if self._is_over():  # it ended meanwhile, and did not find the promise there
+            layer.drop_promise(promise)
+        return layer
+
+    def _is_over(self) -> bool:
+        return self.state in (State.NONE, State.OVER)
 
     def flush(self) -> None:
-        """Layers may have come in: make promises to them, and store what was held for them."""
-        if self.state in (State.NONE, State.OVER):
+        """Layers may have come in: make promises to them, and store what was held for them. Never raises."""
+        self._guarded(self._flush)()
+
+    def _flush(self) -> None:
+        if self._is_over():
             return
         for position in range(len(self._digests)):
             self._attached(position)
         with self._lock:
             held, self._held, self._held_bytes = self._held, [], 0
-        plan = self._plan
-        for number, extents in held:
-            assert plan is not None
-            left = self._store(extents)
-            if left:
-                with self._lock:
-                    self._held.append((number, left))
-                    self._held_bytes += sum(len(data) for _, data in left)
-            else:
-                plan.landed(number)
-        with self._lock:
             self._lock.notify_all()
+        plan = self._plan
+        if plan is not None:
+            for number, extents in held:
+                self._keep(plan, number, extents)
         if self._runs_left:
             self._ask_for_spans()
         if held:
@@ -416,27 +485,27 @@ class Prefetch:
 
     def _bring_spans(self) -> None:
         """Have the layers themselves fetch the spans of the extents, in their order, or all there is."""
-        assert self._hotset is not None
         with self._lock:
-            self._runs_left = set(self._starts)
+            if self._is_over():
+                return
+            self._runs_left = set(self._rows)
             self.state = State.STREAMING
-        self.flush()
+        self._flush()
         self._reconsider()
         self._check_over()
 
     def _ask_for_spans(self) -> None:
         hotset = self._hotset
-        assert hotset is not None
+        if hotset is None:  # over
+            return
         whole = hotset.block_count >= _WHOLE_SHARE * sum(layer.blocks for layer in hotset.layers)
         for position in sorted(self._runs_left):
-            layer = self._layers.get(position)
-            if position not in self._layers:
-                continue
             with self._lock:
-                if position not in self._runs_left:
+                layer = self._layers.get(position)
+                if position not in self._runs_left or not self._is_known(position):
                     continue
                 self._runs_left.discard(position)
-                if layer is None:
+                if layer is None or position in self._unfit:
                     continue
                 self._flights += 1
             blocks = [(0, layer.files.record.blocks)] if whole else self._blocks_of(hotset, position)
@@ -456,14 +525,13 @@ class Prefetch:
         """See `_Promise.keeps`. Called under the layer's lock."""
         if self.state is State.LOOKING:
             return time.monotonic() < self._began_at + _LOOK_S
-        plan = self._plan
-        if self.state is not State.STREAMING or plan is None or position not in self._starts:
+        plan, rows = self._plan, self._rows.get(position)
+        if self.state is not State.STREAMING or plan is None or rows is None or position in self._unfit:
             return False
-        row = bisect_right(self._starts[position], block) - 1
-        if row < 0 or block >= self._ends[position][row]:
+        row = rows.row_of(block)
+        if row is None:
             return False
-        frame = self._frame_of(plan.pack, self._frames[position][row])
-        coming, brought_forward = plan.hurry(frame)
+        coming, brought_forward = plan.hurry(self._frame_of(plan.pack, row))
         if brought_forward:
             self._host.submit(Lane.DEMAND, self._guarded(self._fetch_urgent))
         return coming
@@ -480,7 +548,7 @@ class Prefetch:
         if plan is not None and segment is not None:
             self._host.urge(+1)
             try:
-                self._fetch(plan, segment)
+                self._fetch(plan, segment, urgent=True)
             finally:
                 self._host.urge(-1)
 
@@ -491,7 +559,7 @@ class Prefetch:
 
     def _known_layers(self) -> list[LayerFetch]:
         with self._lock:
-            return [layer for layer in self._layers.values() if layer is not None]
+            return list(self._layers.values())
 
     # -- end ---------------------------------------------------------------------------------------------------------
 
@@ -504,28 +572,32 @@ class Prefetch:
             self._end(State.OVER)
 
     def _give_up(self, reason: str) -> None:
-        if self.state in (State.NONE, State.OVER):
+        if self._is_over():
             return
         _log.warning("prefetch.given_up image_key=%s reason=%r", self.key, reason)
-        if self._plan is not None:
-            self._plan.drop_all()
+        plan = self._plan
+        if plan is not None:
+            plan.drop_all()
         self._end(State.OVER)
 
     def _end(self, state: State) -> None:
         with self._lock:
-            if self.state in (State.NONE, State.OVER):
+            if self._is_over():
                 return
             self.state = state
             self.ended_at = time.monotonic()
+            promises = [(self._layers[position], promise) for position, promise in self._promises.items()]
+            # What ended prefetches keep is remembered for long: nothing large, and no layer that may be removed.
+            self._layers, self._promises, self._rows = {}, {}, {}
+            self._hotset = self._plan = self._file = None
             self._held, self._held_bytes = [], 0
             self._runs_left = set()
-            promises = dict(self._promises)
             self._lock.notify_all()
-        self._host.prefetch(-1)
-        for position, promise in promises.items():
-            layer = self._layers.get(position)
-            if layer is not None:
+        try:
+            for layer, promise in promises:
                 layer.drop_promise(promise)
+        finally:  # the background waits for it
+            self._host.prefetch(-1)
         if state is State.OVER:
             _log.info(
                 "prefetch.over image_key=%s blocks=%d bytes=%d requests=%d seconds=%.3f",
@@ -535,4 +607,3 @@ class Prefetch:
                 self.requests,
                 self.ended_at - self._began_at,
             )
-        self._layers = {}

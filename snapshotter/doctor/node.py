@@ -19,8 +19,10 @@ _LOW_SHARE = 0.05
 _PRIVATE = ("layers", "m", "s")
 
 _ORDINARY_FIXES = {
-    "no-labels": "pull with a client that passes image labels: for containerd's own see the labels-* lines;"
-    " `ctr images pull` of containerd 1.x cannot, use `bootseer pull REF` or `ctr-remote images rpull`",
+    "no-target": "pull with `bootseer pull REF` or `ctr-remote images rpull`, or with containerd 2 without `--local`:"
+    " `ctr images pull` of containerd 1.x and `--local` download all, then unpack by themselves",
+    "no-labels": "pull with a client that passes image labels: for containerd's own see the labels-* lines; or have the"
+    " image found without: `address` in [containerd], and registries with a port in `plain_http` or `hosts_dir`",
     "bad-labels": "the client passed image labels that are not understood: see layer.fallback in the daemon's log",
     "switched-off": "bootseer lazy on",
     "excluded": "change exclude in [lazy], if that image is to be lazy",

@@ -142,7 +142,7 @@ def test_the_daemon() -> None:
 
 def test_full_pulls_and_the_switch() -> None:
     assert [check.state for check in check_ordinary(STATUS)] == [State.OK]
-    row = {"reason": "no-labels", "layers": 5, "image": "", "detail": "the client sent no image labels"}
+    row = {"reason": "no-target", "layers": 5, "image": "", "detail": "the client unpacks by itself"}
     found = bad(check_ordinary({"ordinary": [row], "lazy_off_since": "noon"}))
     assert "5 layers" in found["full-pulls"].what and "rpull" in found["full-pulls"].fix
     assert found["lazy"].fix == "bootseer lazy on"
@@ -339,7 +339,7 @@ def test_a_healthy_node_and_a_silent_full_pull(capsys: Out) -> None:
                 assert main(["lazy", "off", *where]) == 0
                 capsys.readouterr()
                 code, rows = run(capsys, *where, *told)
-                assert code == 0 and "no-labels" in rows["full-pulls"]["what"]
+                assert code == 0 and "no-target" in rows["full-pulls"]["what"]
                 assert rows["lazy"]["fix"] == "bootseer lazy on"
         finally:
             process.terminate()

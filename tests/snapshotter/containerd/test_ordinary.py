@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from fake_provider import FakeProvider, digest, layer_labels
 
+from snapshotter.containerd.labels import TARGET_LABEL
 from snapshotter.containerd.model import Counters
 from snapshotter.containerd.ordinary import LazyRules, OrdinaryPulls, Reason
 from snapshotter.containerd.snapshots import Snapshots
@@ -35,6 +36,12 @@ def _rules(root: Path, include: tuple[str, ...] = (), exclude: tuple[str, ...] =
         ("debian:12", ("docker.io/library/*",), (), None),
         ("docker.io/library/debian:12", (), ("debian*",), None),
         ("not a reference", (), ("not*",), Reason.EXCLUDED),
+        (f"r.io/a/b@{A}", (), ("r.io/a/b:1",), Reason.EXCLUDED),  # it may be that tag
+        (f"r.io:5000/a/b@{A}", (), ("*/b:1*",), Reason.EXCLUDED),
+        (f"r.io:5000/a/b@{A}", (), ("r.io:5000/a/c", "r.io:*/c", "r.io/a/b:1"), None),
+        (f"r.io/a/b:2@{A}", (), ("r.io/a/b:1",), None),
+        (f"r.io/a/b@{A}", ("r.io/a/b:1",), (), Reason.NOT_INCLUDED),
+        (f"r.io/a/b@{A}", ("r.io/a/*",), (), None),
     ],
 )
 def test_patterns(
@@ -79,7 +86,10 @@ def test_every_other_reason_is_counted(snapshots: Snapshots, provider: FakeProvi
     snapshots.prepare("four", "", layer_labels("four", A))
     provider.failure = ZeroDivisionError("bug")
     snapshots.prepare("five", "", layer_labels("five", A))
-    assert _reasons(snapshots) == {"no-labels": 2, "bad-labels": 1, "failed": 2}
+    snapshots.prepare("ns/6/extract-1-x six", "", {TARGET_LABEL: "six"})
+    assert _reasons(snapshots) == {"no-target": 2, "bad-labels": 1, "failed": 2, "no-labels": 1}
+    assert "no address of containerd is configured" in snapshots.ordinary()[-1].detail
+    snapshots.prepare("five again", "", layer_labels("five", A))
     assert snapshots.ordinary()[-1].image == "registry.test/app:1"
 
 

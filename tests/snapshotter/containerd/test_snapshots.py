@@ -330,13 +330,20 @@ def test_unreadable_labels_fall_back(snapshots: Snapshots, caplog: pytest.LogCap
     assert snapshots.counters() == Counters(fallback=1)
 
 
-@pytest.mark.parametrize("key, labels", [("key", {TARGET: "t"}), ("ns/3/extract-1-x sha256:c", {})])
-def test_no_labels_are_told(
-    snapshots: Snapshots, key: str, labels: dict[str, str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "key, labels, told",
+    [
+        ("key", {TARGET: "t"}, "no image labels"),
+        ("ns/3/extract-1-x sha256:c", {}, "unpacks by itself"),
+        ("ns/3/extract-1-x sha256:c", layer_labels("", A), "unpacks by itself"),
+    ],
+)
+def test_what_is_missing_is_told(
+    snapshots: Snapshots, key: str, labels: dict[str, str], told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         assert snapshots.prepare(key, "", labels)[0].type == "bind"
-    assert "no image labels" in caplog.text
+    assert told in caplog.text
     assert snapshots.counters() == Counters(ordinary=1)
 
 

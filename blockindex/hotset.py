@@ -25,6 +25,7 @@ __all__ = [
     "HotExtent",
     "HotLayer",
     "HotSet",
+    "check_workload",
     "coalesced",
     "fitted",
     "from_touches",
@@ -62,7 +63,7 @@ def hotset_name(key: str, workload: str) -> str:
     """Where a hot set lies below a directory, on disk and over HTTP: `hot/<hex of the image key>/<workload>.bsh`.
     Corrupt if one of them is not what it should be (so the name never leads out of the directory)."""
     _check_digest("image_key", key)
-    _check_workload(workload)
+    check_workload(workload)
     return f"{_DIRECTORY}/{key.removeprefix('sha256:')}/{workload}{_SUFFIX}"
 
 
@@ -123,7 +124,7 @@ class HotSet:
                 f"a hot set of {len(self.extents)} extents in {len(self.layers)} layers is too large: up to "
                 f"{MAX_EXTENTS} in {MAX_LAYERS} are read"
             )
-        _check_workload(self.workload)
+        check_workload(self.workload)
         if self.manifest:
             _check_digest("manifest", self.manifest)
         if not 1 <= self.records < _MAX_RECORDS:
@@ -341,6 +342,7 @@ def _check_digest(field: str, digest: str) -> None:
         raise Corrupt(field, f"{digest[:100]!r} is not a sha256 digest")
 
 
-def _check_workload(workload: str) -> None:
+def check_workload(workload: str) -> None:
+    """Raises Corrupt unless this may be the name of a workload."""
     if _WORKLOAD.fullmatch(workload) is None:
         raise Corrupt("workload", f"{workload[:100]!r} is not a name: a-z, 0-9, then also . _ -, up to 64 characters")

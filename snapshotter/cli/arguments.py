@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import NoReturn, cast
 
-from snapshotter.cli import cache, config, doctor, index, lazy, mounts, pull, serve, status
+from snapshotter.cli import cache, config, doctor, hotset, index, lazy, mounts, pull, serve, status
 from snapshotter.cli.tree import Commands
 from snapshotter.errors import UserError
 
@@ -41,7 +41,7 @@ def build_parser() -> "_Parser":
     )
     parser.add_argument("--version", action="version", version=f"bootseer {version('bootseer')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for noun in (serve, status, pull, doctor, lazy, cache, index, mounts, config):
+    for noun in (serve, status, pull, doctor, lazy, cache, index, hotset, mounts, config):
         noun.add(cast(Commands, commands))  # a group of our parsers is a group of parsers
     return parser
 

@@ -107,6 +107,10 @@ HERE: dict[str, Callable[[str, Path], None]] = {
 ELSEWHERE = {
     "sudo ./scripts/demo": ("tests/scripts/test_demo.py", '"-m", "scripts.rig.demo"'),
     "sudo ./scripts/test": (".ci/run", "\n./scripts/test\n"),
+    "sudo ./scripts/bench node --json node.json": (
+        "tests/scripts/nodebench/test_command.py",
+        '"-m", "scripts.rig.bench", "node"',
+    ),
     "sudo ./scripts/setup": ("tests/scripts/test_setup.py", '[CHECKOUT / "scripts" / "setup"]'),
 }
 CLIENTS = {FETCH, *(case.command for case in CASES)}

@@ -76,7 +76,7 @@ def measure(site: Site, rounds: int, many: int = 20, large_bytes: int = 8_000_00
     site.progress(f"memory: {many} layers of {layers[0].tar_size / 1e6:.0f} MB")
     moments = _moments(site, f"{many} layers", GOAL_MANY_MB, layers, whole=True)
     weights = contents(directory, "weights", min(large_bytes // 8, 16 << 20) // 512 * 512, noise=0.95)
-    files = max(large_bytes // len(weights.deflated) // 8, 1)
+    files = -(-large_bytes // (len(weights.deflated) * 8))
     large = layer_of_contents(directory, "large", weights, files, 8)
     words = f"one layer of {large.size / 1e9:.1f} GB"
     site.progress(f"memory: {words}: building its index, unless it is kept from an earlier run")

@@ -2,7 +2,7 @@
 
 Runs in the service process. A fetch process that dies under a call is respawned by the supervisor within moments, so
 the call is simply made again. A watcher thread per incomplete layer waits for its completion (which also starts its
-background fetching again after such a restart) and then lets the kernel read further ahead.
+background and its image's prefetch again after such a restart) and then lets the kernel read further ahead.
 
 Removing a layer from the store, so that no process goes on with files that are not in the store any more:
 1. The caller keeps snapshots off the layer (`containerd.lazy.LazyLayers.kept_out`): none stands on it, none comes.
@@ -181,13 +181,16 @@ class Layers:
 
     def _until_complete(self, ref: LayerRef) -> None:
         name = node_name(ref.digest)
+        lost: dict[str, Any] = {}  # what a fetch process that was killed has to be told again
         try:
             while self._attacher.path(ref.digest).name in self._attacher.mounted():
                 try:
-                    if call(self._fetch, "complete", _WATCH_S + _ANSWER_S, name=name, wait_s=_WATCH_S):
+                    if call(self._fetch, "complete", _WATCH_S + _ANSWER_S, name=name, wait_s=_WATCH_S, **lost):
                         self._attacher.warm(ref.digest)
                         return
+                    lost = {}
                 except Unanswered:
+                    lost = {"image": ref.image, "layers": list(ref.layers)}
                     time.sleep(0.2)
         except (SnapshotterError, OSError) as error:
             _log.warning("layer.watch_failed layer=%s error=%r", ref.digest, str(error))

@@ -78,13 +78,14 @@ class PackPlan:
     def take(self) -> Segment | None:
         """The next bytes to ask for, None when all have been."""
         with self._lock:
-            if not self._queue:
-                return None
-            segment = self._queue.popleft()
-            for number in self._frames_of(segment):
-                if self._states[number] == _QUEUED:
-                    self._states[number] = _ASKED
-            return segment
+            while self._queue:
+                segment = self._queue.popleft()
+                numbers = [it for it in self._frames_of(segment) if self._states[it] in (_QUEUED, _ASKED)]
+                if numbers and segment.start < segment.end:  # else all that it brings has been given up meanwhile
+                    for number in numbers:
+                        self._states[number] = _ASKED
+                    return segment
+            return None
 
     def put_back(self, segment: Segment) -> None:
         """The rest of a request that broke off, or could not be made: the next to be asked for."""

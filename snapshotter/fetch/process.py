@@ -234,8 +234,11 @@ class FetchProcess:
 
     def complete(self, request: Mapping[str, Any]) -> bool:
         """Wait until the layer is complete, at most `wait_s`; whether it is. False soon when it is removed meanwhile.
-        Also takes its background fetching up again after a restart of this process."""
+        Also takes its background fetching up again after a restart of this process, and the prefetch of its image
+        where that is named."""
         layer = self._layer(request["name"])
+        if "image" in request:
+            self._prefetch(request)
         if self._config.fetch.background:
             layer.fill_in_background(self._config.fetch.background_delay_s)
         give_up = time.monotonic() + request["wait_s"]

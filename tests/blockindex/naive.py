@@ -1,4 +1,4 @@
-"""A second reader of layer indexes, written from docs/format.md and docs/format-erofs.md alone.
+"""A second reader of layer indexes and hot sets, written from docs/format.md and docs/format-erofs.md alone.
 
 It shares no line with blockindex, checks next to nothing and is slow on purpose: plain lists, an inflate that goes bit
 by bit, protobuf by hand. Whatever it cannot read, the documents do not say.
@@ -171,6 +171,97 @@ def read_span(index: Index, span: Span, blob: bytes) -> dict[int, bytes]:
             if place // BLOCK in wanted:
                 wanted[place // BLOCK][place % BLOCK] = tar[byte - span.tar_start]
     return {block: bytes(data) for block, data in wanted.items()}
+
+
+# --- the hot set file
+
+
+@dataclass
+class HotSet:
+    """Everything a `.bsh` file says; `blocks` are those of all frames, by (layer, block)."""
+
+    head: dict[int, list[bytes | int]]
+    layers: list[tuple[bytes, bytes, int]]  # digest of the blob, layout, blocks
+    extents: list[tuple[int, int, int, int]]  # layer, first block, end block, ms
+    blocks: dict[tuple[int, int], bytes]
+
+
+def read_hotset(data: bytes) -> HotSet:
+    """Decode a whole file."""
+    magic, version, zero, head_size, digest = struct.unpack("<8sIIQ32s", data[:56])
+    assert (magic, version, zero) == (bytes.fromhex("8942 5348 4f54 0d0a"), 1, 0)
+    raw_head = data[56 : 56 + head_size]
+    assert hashlib.sha256(raw_head).digest() == digest
+    head = message(raw_head)
+    layouts, digests = octets(head, 6), octets(head, 5)
+    layers = [
+        (digests[32 * i : 32 * i + 32], layouts[32 * i : 32 * i + 32], blocks)
+        for i, blocks in enumerate(varints(octets(head, 7)))
+    ]
+    text = "\n".join("sha256:" + layer[0].hex() for layer in layers)
+    assert octets(head, 1) == hashlib.sha256(text.encode()).digest()
+    found = HotSet(head, layers, hot_extents(table(octets(head, 8), 4)), {})
+    place, row = 56 + head_size, 0
+    sizes = struct.unpack(f"<{len(octets(head, 11)) // 4}I", octets(head, 11))
+    for number_, (count, size) in enumerate(zip(varints(octets(head, 10)), sizes, strict=True)):
+        frame = data[place : place + size]
+        assert hashlib.sha256(frame).digest() == octets(head, 12)[32 * number_ : 32 * number_ + 32]
+        raw = zstandard.decompress(frame) if number(head, 9) == 2 else unlz4(frame)
+        for layer, start, end, _ in found.extents[row : row + count]:
+            for block in range(start, end):
+                found.blocks[layer, block], raw = raw[:BLOCK], raw[BLOCK:]
+        assert not raw
+        place, row = place + size, row + count
+    assert place == len(data)
+    return found
+
+
+def hot_extents(rows: list[list[int]]) -> list[tuple[int, int, int, int]]:
+    extents, ends, time_ms = [], {}, 0
+    for layer, jump, size, gap in rows:
+        start = ends.get(layer, 0) + (-(jump + 1) // 2 if jump & 1 else jump // 2)
+        ends[layer] = start + size
+        time_ms += gap
+        extents.append((layer, start, start + size, time_ms))
+    return extents
+
+
+def varints(data: bytes) -> list[int]:
+    """A packed repeated field."""
+    values, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            values.append(value)
+            value = shift = 0
+    return values
+
+
+def unlz4(data: bytes) -> bytes:
+    """One LZ4 block: sequences of literals and a match; the last one has no match."""
+    out, place = bytearray(), 0
+
+    def length(start: int) -> int:
+        nonlocal place
+        total = start
+        while start == 15:
+            total, place = total + data[place], place + 1
+            start = 15 if data[place - 1] == 255 else 0
+        return total
+
+    while True:
+        token = data[place]
+        place += 1
+        literals = length(token >> 4)
+        out += data[place : place + literals]
+        place += literals
+        if place == len(data):
+            return bytes(out)
+        distance = data[place] | data[place + 1] << 8
+        place += 2
+        for _ in range(length(token & 15) + 4):
+            out.append(out[-distance])
 
 
 # --- deflate

@@ -11,7 +11,7 @@ from hashlib import sha256
 import lz4.block
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockindex import hotpack
@@ -87,12 +87,14 @@ def test_a_set_without_bytes_comes_back() -> None:
     assert made.head_size == made.size == len(data)
 
 
+@settings(deadline=None, max_examples=60)
 @given(hotsets())
 def test_any_set_comes_back(it: HotSet) -> None:
     assert decode_pack(encode_hotset(it)).hotset == it
 
 
 @pytest.mark.parametrize("codec", CODECS)
+@settings(deadline=None, max_examples=60)
 @given(it=hotsets(), first=st.sampled_from([1, 2, 5]), most=st.sampled_from([5, 16]))
 def test_any_pack_comes_back(codec: Codec, it: HotSet, first: int, most: int) -> None:
     data, made = written(it, codec, level=1, first_frame=first * BLOCK, frame=most * BLOCK)

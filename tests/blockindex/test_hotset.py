@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockindex import hotset as module
@@ -88,6 +88,7 @@ def test_a_clock_that_goes_back_stands_still() -> None:
     made.validate()
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-3, 60), st.integers(-3, 60), st.integers(0, 9)), max_size=60))
 def test_touches_against_a_plain_set(touches: list[tuple[int, int, int, int]]) -> None:
     made = from_touches([HotLayer(layer_digest(number), 50, A) for number in range(3)], touches)
@@ -107,6 +108,7 @@ def test_small_gaps_are_closed() -> None:
     assert rows(coalesced(late, 0)) == [(0, 40, 60, 1), (0, 0, 5, 2)]
 
 
+@settings(deadline=None, max_examples=60)
 @given(hotsets(), st.integers(0, 40))
 def test_coalesced_holds_what_was_there_and_only_small_gaps(it: HotSet, gap: int) -> None:
     made = coalesced(it, gap)
@@ -126,6 +128,7 @@ def _within(inner: HotExtent, outer: HotExtent) -> bool:
     return inner.layer == outer.layer and outer.start <= inner.start and inner.end <= outer.end
 
 
+@settings(deadline=None, max_examples=60)
 @given(hotsets(), st.integers(0, 6))
 def test_fitted_has_no_more_extents_than_fit(it: HotSet, most: int) -> None:
     made = fitted(it, most)
@@ -136,6 +139,7 @@ def test_fitted_has_no_more_extents_than_fit(it: HotSet, most: int) -> None:
         assert made == it
 
 
+@settings(deadline=None, max_examples=60)
 @given(hotsets(), st.data())
 def test_without_what_is_there(it: HotSet, data: st.DataObject) -> None:
     present: list[bytes | None] = [
@@ -170,6 +174,7 @@ def test_merged_by_share_and_median_time() -> None:
     assert rows(weighed) == [(0, 0, 10, 0), (0, 50, 60, 30)]
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(hotsets(), min_size=1, max_size=4), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
 def test_merge_against_counting_blocks(found: list[HotSet], share: float) -> None:
     first = found[0]
@@ -191,6 +196,7 @@ def test_merge_against_counting_blocks(found: list[HotSet], share: float) -> Non
     assert made.records == total
 
 
+@settings(deadline=None, max_examples=60)
 @given(hotsets())
 def test_merging_a_set_with_itself_changes_no_order(it: HotSet) -> None:
     assert blocks_of(merge([it, it, it])) == blocks_of(merge([it]))

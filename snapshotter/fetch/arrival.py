@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -56,13 +56,16 @@ class Arrivals:
         indexes: IndexSource,
         open_blob: Callable[[str, Digest], BlobSource],
         min_lazy_bytes: int = 0,
+        hurry: Callable[[str], AbstractContextManager[None]] = lambda image: nullcontext(),
     ) -> None:
         """`open_blob(image, digest)` gives the blob at its registry. Layers whose blob is shorter than `min_lazy_bytes`
-        are streamed whole."""
+        are streamed whole. While an index of an image comes in, `hurry(image)` keeps other traffic back: containerd
+        waits for the mount, which needs nothing but the index."""
         self._store = store
         self._indexes = indexes
         self._open_blob = open_blob
         self._min_lazy_bytes = min_lazy_bytes
+        self._hurry = hurry
         self._lock = Lock()
         self._under_way: dict[Digest, Future[Path]] = {}
         self._lookups = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="arrival")
@@ -174,7 +177,8 @@ class Arrivals:
         directory = self._store.find(digest)
         if directory is not None:
             return directory
-        encoded = self._indexes.get(digest)
+        with self._hurry(image):
+            encoded = self._indexes.get(digest)
         if encoded is None:
             return None
         try:

@@ -13,7 +13,8 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 __all__ = ["Host", "Lane"]
@@ -107,6 +108,15 @@ class Host:
             self._urgent += change
             self._last_urgent = time.monotonic()
             self._changed.notify_all()
+
+    @contextmanager
+    def hurry(self) -> Iterator[None]:
+        """The block is work that a reader, or a pull, waits for."""
+        self.urge(+1)
+        try:
+            yield
+        finally:
+            self.urge(-1)
 
     def prefetch(self, change: int) -> None:
         """`change` more (or fewer) images whose hot blocks are on their way."""

@@ -75,7 +75,8 @@ class FetchProcess:
         for name in self._store.set_aside_before():  # by one that was killed while it removed the layer
             self._forget(name)
         self._store.sweep()  # what a killed predecessor had staged: nobody else stages layers
-        self._arrivals = Arrivals(self._store, indexes, open_blob, config.lazy.min_layer_kib << 10)
+        min_lazy_bytes = config.lazy.min_layer_kib << 10
+        self._arrivals = Arrivals(self._store, indexes, open_blob, min_lazy_bytes, self._hurry)
         # Guards additions to the two tables. Layers are opened under it, which takes up to seconds, so what is open
         # is found without it: one layer's coming must not hold up the others' readers.
         self._lock = threading.Lock()
@@ -195,6 +196,9 @@ class FetchProcess:
 
     def _host_of_image(self, image: str) -> Host:
         return self._host(self._host_of(image))
+
+    def _hurry(self, image: str) -> contextlib.AbstractContextManager[None]:
+        return self._host_of_image(image).hurry()
 
     def _host(self, name: str) -> Host:
         host = self._hosts.get(name)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,7 +61,14 @@ class Bench:
         self.indexes = Indexes()
         self.blobs = {layer.digest: FakeBlob(layer.blob) for layer in layers}
         self.opened: list[tuple[str, Digest]] = []
-        self.arrivals = Arrivals(self.store, self.indexes, self._open)
+        self.hurried: list[tuple[str, int]] = []  # (image, look-ups that were asked for by the end)
+        self.arrivals = Arrivals(self.store, self.indexes, self._open, hurry=self._hurry)
+
+    @contextmanager
+    def _hurry(self, image: str) -> Iterator[None]:
+        before = self.indexes.asked.total()
+        yield
+        self.hurried.append((image, self.indexes.asked.total() - before))
 
     def _open(self, image: str, digest: Digest) -> FakeBlob:
         self.opened.append((image, digest))
@@ -350,3 +358,12 @@ def test_a_layer_on_its_way_in_is_not_kept_out(bench: Bench, layers: list[Layer]
             pass
         bench.indexes.gate.set()
         arriving.result(PATIENCE_S)
+
+
+def test_other_traffic_is_kept_back_while_an_index_comes(bench: Bench, layers: list[Layer]) -> None:
+    """The pull waits for the index, and for nothing else before the mount."""
+    bench.indexes.known[layers[0].digest] = encoded_index(layers[0])
+    directory = bench.arrivals.ensure("registry.test/app:1", layers[0].digest, ())
+    assert bench.hurried == [("registry.test/app:1", 1)]
+    bench.arrivals.ensure("registry.test/app:1", layers[0].digest, ())
+    assert len(bench.hurried) == 1 and directory.exists(), "what is in the store is not looked for"

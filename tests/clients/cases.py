@@ -96,7 +96,7 @@ INCOMPLETE = (
 """Configurations with one thing missing."""
 
 
-FETCH = f"sudo ctr content fetch {_IMAGE}"
+FETCH = f"sudo bootseer fetch {_IMAGE}"
 """Brings the layers of an image into containerd's content store."""
 
 

@@ -119,8 +119,11 @@ class Node:
     def type(self, command: str) -> str:
         """What a command of the documents prints; our registry has no TLS, and containers get a cgroup of ours."""
         command = command.removeprefix("sudo ").replace("registry.example", REGISTRY)
+        if command.startswith("bootseer"):
+            where = f"--config {self.home}/b.toml --containerd-address {self.home}/c.sock"
+            command = f"{command.replace('bootseer', str(BOOTSEER), 1)} {where}"
         if command.startswith("ctr"):
-            command = re.sub(r" (pull|rpull|push|fetch) ", lambda found: f"{found[0]}--plain-http ", command)
+            command = re.sub(r" (pull|rpull|push) ", lambda found: f"{found[0]}--plain-http ", command)
         return self.run(*command.replace(" run ", f" run --cgroup-parent {self.cgroup} ").split())
 
     def push(self, layout: Path, name: str) -> None:

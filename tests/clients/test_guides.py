@@ -111,12 +111,14 @@ def test_nerdctl(containerds: Mapping[str, Containerd], images: Images) -> None:
 def test_nerdctl_with_containerd_1_6(containerds: Mapping[str, Containerd], images: Images) -> None:
     with _ready(containerds["1.6"], images, "stargz") as machine:
         machine.write("password.txt", PASSWORD)
-        heading = "With containerd 1.6"
-        machine.follow(*NERDCTL.steps("Configure"), *NERDCTL.steps(heading))
+        steps = NERDCTL.steps("With containerd 1.6")
+        assert steps[0].path == "/etc/nerdctl/nerdctl.toml"
+        machine.follow(*NERDCTL.steps("Configure"), steps[0])
         printed = machine.follow(*NERDCTL.steps("Pull and run"), *NERDCTL.steps("Compose"))
         for command in ("sudo nerdctl run --rm --network none registry.example/app:1", "sudo nerdctl compose up"):
             assert _READY in printed[command]
         _all_lazy(machine)
+        machine.follow(*steps[1:])
 
 
 def _nothing_left_out(guide: Guide, machine: Machine, *headings: str) -> None:

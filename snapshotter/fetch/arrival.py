@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 _STREAMS = 8
 _LOOKUPS = 16
 _RETRIES = 6
-_FRESH = 64  # layers of an image come in together, and are opened one after the other
 _BACKOFF_S = 0.3
 
 
@@ -71,7 +70,6 @@ class Arrivals:
         self._under_way: dict[Digest, Future[Path]] = {}
         self._lookups = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="arrival")
         self._streams: dict[str, ThreadPoolExecutor] = {}  # by the images' registry
-        self._fresh: dict[str, LayerIndex] = {}  # by node name
 
     def __repr__(self) -> str:
         return f"<Arrivals {len(self._under_way)} layers under way>"
@@ -102,12 +100,6 @@ class Arrivals:
         finally:
             self._end(digest, future)
             future.set_exception(_KeptOut(f"{digest} was kept out"))
-
-    def take_index(self, name: str) -> LayerIndex | None:
-        """The index of a layer that has just come in, once; None when it has to be read from the store. Decoding it a
-        second time would cost 10 ms for 1,000 files, while containerd waits."""
-        with self._lock:
-            return self._fresh.pop(name, None)
 
     def under_way(self) -> list[Digest]:
         """Layers that are being brought in."""
@@ -199,13 +191,7 @@ class Arrivals:
             return None
         if index.blob_size < self._min_lazy_bytes:
             return None
-        directory = _publish(self._store.stage(digest), index, encoded, image, _stored_runs(index))
-        with self._lock:
-            self._fresh.pop(directory.name, None)
-            self._fresh[directory.name] = index
-            while len(self._fresh) > _FRESH:
-                del self._fresh[next(iter(self._fresh))]
-        return directory
+        return _publish(self._store.stage(digest), index, encoded, image, _stored_runs(index))
 
     def _stream(self, image: str, digest: Digest) -> Path:
         started = time.monotonic()

@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import Message
 
 from blockindex.codec import PROLOGUE_SIZE
 from blockindex.erofs import ondisk
-from proto import layerindex_pb2
+from proto import hotset_pb2, layerindex_pb2
 from scripts.rig.image import RECIPES, build
 from scripts.rig.workspace import Workspace
 from snapshotter.config import Config
@@ -344,6 +345,7 @@ def _until(holds: Callable[[], bool], limit_s: float = 30) -> None:
         ("format-erofs.md", "## Inode", ondisk.INODE),
         ("format-erofs.md", "## Directory", ondisk.DIRENT),
         ("format.md", "## Layer index file", struct.Struct("<8sIIQ32s")),
+        ("format.md", "## Hot set file", struct.Struct("<8sIIQ32s")),
     ],
 )
 def test_byte_tables_are_those_of_the_code(name: str, heading: str, layout: struct.Struct) -> None:
@@ -359,9 +361,12 @@ def test_byte_tables_are_those_of_the_code(name: str, heading: str, layout: stru
     assert {offset for offset, _ in places} <= ends, "a row begins inside a field"
 
 
-def test_the_fields_of_the_head_are_those_of_the_message() -> None:
-    rows = table(DOCS["format.md"], "no.", "field", "type")
-    fields = layerindex_pb2.LayerIndexHead.DESCRIPTOR.fields
+@pytest.mark.parametrize(
+    ("number", "message"), [("no.", layerindex_pb2.LayerIndexHead), ("number", hotset_pb2.HotSetHead)]
+)
+def test_the_fields_of_the_head_are_those_of_the_message(number: str, message: type[Message]) -> None:
+    rows = table(DOCS["format.md"], number, "field", "type")
+    fields = message.DESCRIPTOR.fields
     assert [(int(row[0]), row[1].strip("`")) for row in rows] == [(field.number, field.name) for field in fields]
     assert f"\n| {PROLOGUE_SIZE} | H |" in DOCS["format.md"]
 

@@ -2,15 +2,16 @@
 
     python -m tests.blockindex.fuzz TARGET --seconds 3600 [--seed N]
 
-Targets: `tar` (a layer's tar), `layer` (a compressed blob), `index` (an index file), `metadata` (EROFS metadata). For
-each, whatever the input, within `LIMIT_S` and `LIMIT_BYTES`: BlockIndexError, or a result that agrees with itself.
-Inputs that end in a way not seen before (the lines of the traceback, or the rough shape of the result) are mutated
-further, and kept in tests/blockindex/corpus/TARGET when run by hand; tests replay them all. A finding is written to
-tests/blockindex/findings/ and raised.
+Targets: `tar` (a layer's tar), `layer` (a compressed blob), `index` (an index file), `metadata` (EROFS metadata),
+`hotset` (a hot set or hot pack). For each, whatever the input, within `LIMIT_S` and `LIMIT_BYTES`: BlockIndexError, or
+a result that agrees with itself. Inputs that end in a way not seen before (the lines of the traceback, or the rough
+shape of the result) are mutated further, and kept in tests/blockindex/corpus/TARGET when run by hand; tests replay them
+all. A finding is written to tests/blockindex/findings/ and raised.
 """
 
 import argparse
 import hashlib
+import io
 import random
 import resource
 import struct
@@ -29,11 +30,15 @@ from blockindex.decoder import SpanDecoder
 from blockindex.erofs import build_metadata, validate_metadata, walk
 from blockindex.erofs.ondisk import checksum
 from blockindex.errors import BlockIndexError
+from blockindex.hotpack import Codec, HeadReader, decode_frame, decode_pack, encode_hotset, write_pack
+from blockindex.hotset import coalesced, merge, without
 from blockindex.layerindex import LayerIndex
 from blockindex.model import BLOCK
 from blockindex.summary import cost_of, summarise
 from blockindex.tar import TarReader
+from proto import hotset_pb2
 from proto import layerindex_pb2 as pb
+from tests.blockindex.hotsets import hotset, read_blocks
 from tests.blockindex.layers import BLOBS, archive, build, chunks
 from tests.blockindex.test_tar import CASES
 
@@ -216,11 +221,93 @@ def _metadata_run(data: bytes) -> object:
     return _log2(len(entries))
 
 
+# --- hot sets
+
+
+def _hotset_seeds() -> Iterator[bytes]:
+    yield from (path.read_bytes() for path in sorted(HERE.glob("golden-v1-*.bsh")))
+    small = hotset((60, 0, 9), (0, 5, 40, 0), (2, 0, 1, 3), (0, 41, 42, 3), (0, 0, 5, 80), (2, 3, 9, 1000))
+    yield encode_hotset(small)
+    for codec in (Codec.ZSTD, Codec.LZ4):
+        out = io.BytesIO()
+        write_pack(small, read_blocks, codec, out, level=1, first_frame=BLOCK, frame=8 * BLOCK)
+        yield out.getvalue()
+
+
+def _hotset_mutate(data: bytearray, rng: random.Random) -> bytes:
+    """Blind damage first; then, mostly, numbers of the head; its digest, and often those of the frames, made right."""
+    end = PROLOGUE_SIZE + int.from_bytes(data[16:24], "little")
+    frames = bytes(data[end:])
+    try:
+        head = hotset_pb2.HotSetHead.FromString(bytes(data[PROLOGUE_SIZE:end]))
+        if rng.random() < 0.8:
+            _damage_hotset(head, rng)
+        if rng.random() < 0.7:
+            head.frame_digests = _frame_digests(head, frames)
+        raw = head.SerializeToString()
+    except (DecodeError, BlockIndexError, ValueError):
+        raw = bytes(data[PROLOGUE_SIZE:end])
+    return bytes(data[:16]) + struct.pack("<Q32s", len(raw), hashlib.sha256(raw).digest()) + raw + frames
+
+
+def _damage_hotset(head: hotset_pb2.HotSetHead, rng: random.Random) -> None:
+    match rng.randrange(4):
+        case 0 | 1:
+            columns = [array("Q", column) for column in unpack(head.extents.zstd, head.extents.rows, 4, "fuzz")]
+            for _ in range(rng.randint(1, 3)):
+                if head.extents.rows:
+                    column, row = rng.choice(columns), rng.randrange(head.extents.rows)
+                    column[row] = (rng.choice((column[row], 0)) + rng.choice((*_NUMBERS, rng.randrange(90)))) % 2**64
+            head.extents.zstd = pack(columns)
+        case 2:
+            field = rng.choice((head.layer_blocks, head.frame_extents, head.frame_sizes))
+            if field:
+                place = rng.randrange(len(field))
+                limit = 2**64 if field is head.layer_blocks else 2**32
+                field[place] = (rng.choice((field[place], 0)) + rng.choice((*_NUMBERS, 2**64 - 1))) % limit
+        case _:
+            name = rng.choice(("records", "codec"))
+            setattr(head, name, rng.choice(_NUMBERS) % (4 if name == "codec" else 2**32))
+
+
+def _frame_digests(head: hotset_pb2.HotSetHead, frames: bytes) -> bytes:
+    digests, place = b"", 0
+    for size in head.frame_sizes:
+        digests += hashlib.sha256(frames[place : place + size]).digest()
+        place += size
+    return digests
+
+
+def _hotset_run(data: bytes) -> object:
+    pack_ = decode_pack(data)
+    reader = HeadReader()
+    assert [reader.feed(part) for part in chunks(data[: pack_.head_size], 100)][-1] == pack_
+    it = pack_.hotset
+    assert decode_pack(encode_hotset(it)).hotset == it
+    joined = coalesced(it, 2)
+    joined.validate()
+    assert merge([it, it]).block_count == it.block_count <= joined.block_count
+    known = 4096  # blocks of each layer of which we say that they are there
+    left = without(it, [b"\1" * known for _ in it.layers])
+    assert left.block_count == sum(max(e.end, known) - max(e.start, known) for e in it.extents)
+    decoded = 0
+    for frame in pack_.frames:
+        try:
+            parts = decode_frame(pack_, frame, data[frame.offset : frame.offset + frame.size])
+        except BlockIndexError:
+            continue
+        assert [extent for extent, _ in parts] == list(it.extents[frame.first : frame.last])
+        assert all(len(view) == (extent.end - extent.start) * BLOCK for extent, view in parts)
+        decoded += 1
+    return pack_.codec, _log2(len(it.extents)), _log2(len(pack_.frames)), _log2(decoded)
+
+
 TARGETS = {
     "tar": Target(_tar_seeds, _tar_mutate, _tar_run),
     "layer": Target(_layer_seeds, _layer_mutate, _layer_run),
     "index": Target(_index_seeds, _index_mutate, _index_run),
     "metadata": Target(_metadata_seeds, _metadata_mutate, _metadata_run),
+    "hotset": Target(_hotset_seeds, _hotset_mutate, _hotset_run),
 }
 
 

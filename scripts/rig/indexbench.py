@@ -1,6 +1,8 @@
 """`scripts/bench index`: building layer indexes and decoding through them, by the product's own commands.
 
 Nothing is emulated here and nothing installed: it measures this machine, which should have nothing else to do.
+
+`--stream-gb` measures the memory that a huge layer takes: one that is made while it is sent (see `indexstream`).
 """
 
 import argparse
@@ -12,12 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scripts.rig.errors import RigError
 from scripts.rig.image import CACHE
+from scripts.rig.indexstream import StreamedLayer, serving
 from scripts.rig.node import BOOTSEER
 
 __all__ = ["IndexFigures", "layers_of", "main", "table"]
@@ -29,9 +32,10 @@ _MIN_LAYER = 1_000_000
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
     """One layer: bytes of blob, tar and index; inodes, and extents of stored bytes; seconds of building the index (the
-    whole pass: read, inflate, tar, digests, EROFS), of decoding every span alone in `threads` threads with all digests
-    checked, and of `gzip -dc` (None where it is no gzip); CPU seconds and peak memory in bytes of the process that
-    built the index, interpreter included: CPU seconds say something even where neighbours disturb."""
+    whole pass: read, inflate, tar, digests, EROFS, writing the index; not the interpreter's start), of decoding every
+    span alone in `threads` threads with all digests checked (None where the blob is nowhere), and of `gzip -dc` (None
+    where it is no gzip); CPU seconds and peak memory in bytes of the process that built the index, interpreter
+    included: CPU seconds say something even where neighbours disturb."""
 
     layer: str
     blob_bytes: int
@@ -42,7 +46,7 @@ class IndexFigures:
     build_s: float
     build_cpu_s: float
     build_rss_bytes: int
-    decode_s: float
+    decode_s: float | None
     threads: int
     gunzip_s: float | None
 
@@ -51,16 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one measurement; exit code 1 and one line if it cannot be made."""
     parser = argparse.ArgumentParser(prog="scripts/bench index", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("layers", nargs="*", type=Path, help="layer blobs (default: those of the demo's cached images)")
+    parser.add_argument("--stream-gb", type=float, metavar="GB", help="a made-up layer with so much tar, instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     args = parser.parse_args(argv)
+    if args.stream_gb is not None and (args.layers or not args.stream_gb > 0):
+        parser.error("--stream-gb takes a positive number, and no layers beside it")
     try:
-        layers = args.layers or layers_of(CACHE)
-        if not layers:
-            raise RigError(f"no layers in {CACHE}: run scripts/demo once, or name some")
-        figures = []
-        for layer in layers:
-            figures.append(_measure(layer))
-            print(f"{layer.name[:12]} done", file=sys.stderr)
+        if args.stream_gb is not None:
+            figures = [_measure_stream(int(args.stream_gb * 1e9))]
+        else:
+            figures = [_measured(layer) for layer in args.layers or _cached()]
         if args.json:
             args.json.write_text(json.dumps([asdict(each) for each in figures], indent=1) + "\n")
     except (RigError, OSError) as error:
@@ -68,6 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(table(figures))
     return 0
+
+
+def _cached() -> list[Path]:
+    layers = layers_of(CACHE)
+    if not layers:
+        raise RigError(f"no layers in {CACHE}: run scripts/demo once, or name some")
+    return layers
 
 
 def layers_of(cache: Path) -> list[Path]:
@@ -88,26 +99,48 @@ def table(figures: Sequence[IndexFigures]) -> str:
     for each in figures:
         tar_mb = each.tar_bytes / 1e6
         gunzip = f"{tar_mb / each.gunzip_s:.0f} MB/s" if each.gunzip_s else "-"
+        decode = f"{tar_mb / each.decode_s:.0f} MB/s" if each.decode_s else "-"
         lines.append(
             f"| {each.layer[:12]} | {each.blob_bytes / 1e6:.1f} MB | {tar_mb:.1f} MB | {each.inodes} "
             f"| {each.index_bytes / 1e6:.2f} MB, {100 * each.index_bytes / each.blob_bytes:.2f} % "
             f"| {each.build_s:.2f} s, {tar_mb / each.build_s:.0f} MB/s | {each.build_cpu_s:.2f} s "
             f"| {each.inodes / each.build_s:.0f} "
-            f"| {each.build_rss_bytes / 1e6:.0f} MB | {tar_mb / each.decode_s:.0f} MB/s | {gunzip} |"
+            f"| {each.build_rss_bytes / 1e6:.0f} MB | {decode} | {gunzip} |"
         )
     return "\n".join(lines)
 
 
-def _measure(layer: Path) -> IndexFigures:
+def _measured(layer: Path) -> IndexFigures:
     with tempfile.TemporaryDirectory(prefix="bootseer-bench-") as name:
         layer.read_bytes()  # into the page cache
-        built, usage = _bootseer("index", "build", str(layer), "--out", name, "--json")
-        (result,) = built["layers"]
-        shown, _ = _bootseer("index", "show", result["path"], "--json")
-        (numbers,) = shown["layers"]
-        verified, _ = _bootseer("index", "verify", result["path"], "--blob", str(layer), "--json")
+        figures, index = _built(str(layer), name)
+        verified, _ = _bootseer("index", "verify", index, "--blob", str(layer), "--json")
+    print(f"{layer.name[:12]} done", file=sys.stderr)
+    return replace(
+        figures,
+        decode_s=verified["blob"]["decode_s"],
+        threads=verified["blob"]["threads"],
+        gunzip_s=_gunzip(layer) if _is_gzip(layer) else None,
+    )
+
+
+def _measure_stream(tar_size: int) -> IndexFigures:
+    with tempfile.TemporaryDirectory(prefix="bootseer-bench-") as name:
+        layer = StreamedLayer(Path(name), tar_size)
+        print(f"{layer.files} files, a blob of {layer.size / 1e6:.0f} MB: indexing", file=sys.stderr)
+        with serving(layer) as reference:
+            figures, _ = _built(reference, name)
+    return figures
+
+
+def _built(what: str, out: str) -> tuple[IndexFigures, str]:
+    """Index `what`, one layer, into the directory `out`: the figures of building, and where the index is."""
+    built, usage = _bootseer("index", "build", what, "--out", out, "--json")
+    (result,) = built["layers"]
+    shown, _ = _bootseer("index", "show", result["path"], "--json")
+    (numbers,) = shown["layers"]
     kinds = ("files", "directories", "symlinks", "whiteouts", "others")
-    return IndexFigures(
+    figures = IndexFigures(
         layer=numbers["blob_digest"].removeprefix("sha256:"),
         blob_bytes=numbers["blob_bytes"],
         tar_bytes=numbers["tar_bytes"],
@@ -117,10 +150,11 @@ def _measure(layer: Path) -> IndexFigures:
         build_s=result["seconds"],
         build_cpu_s=round(usage.ru_utime + usage.ru_stime, 3),
         build_rss_bytes=usage.ru_maxrss << 10,
-        decode_s=verified["blob"]["decode_s"],
-        threads=verified["blob"]["threads"],
-        gunzip_s=_gunzip(layer) if numbers["compression"] == "gzip" else None,
+        decode_s=None,
+        threads=0,
+        gunzip_s=None,
     )
+    return figures, result["path"]
 
 
 def _bootseer(*words: str) -> tuple[Any, resource.struct_rusage]:
@@ -134,6 +168,11 @@ def _bootseer(*words: str) -> tuple[Any, resource.struct_rusage]:
     if process.returncode:
         raise RigError(f"`bootseer {' '.join(words)}` ended with exit code {process.returncode}")
     return json.loads(text), usage
+
+
+def _is_gzip(layer: Path) -> bool:
+    with layer.open("rb") as blob:
+        return blob.read(2) == _LAYER_MAGICS[0]
 
 
 def _gunzip(layer: Path) -> float:

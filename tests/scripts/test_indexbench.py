@@ -1,13 +1,17 @@
 """`scripts/bench index`: real commands on small layers, and its table."""
 
 import gzip
+import hashlib
+import io
 import json
 import random
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from scripts.rig.indexbench import IndexFigures, layers_of, main, table
+from scripts.rig.indexstream import StreamedLayer
 from tests.snapshotter.images import gzip_layer, write_layout
 
 FIGURES = IndexFigures(
@@ -59,6 +63,32 @@ def test_measures_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert zipped["gunzip_s"] > 0 and plain["gunzip_s"] is None
     assert zipped["build_rss_bytes"] > 10_000_000 and zipped["decode_s"] > 0
     assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_a_made_up_layer_is_a_layer(tmp_path: Path) -> None:
+    layer = StreamedLayer(tmp_path, 2_500_000)
+    blob = b"".join(layer.chunks())
+    assert (len(blob), "sha256:" + hashlib.sha256(blob).hexdigest()) == (layer.size, layer.digest)
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(blob))) as tar:
+        members = tar.getmembers()
+    assert sum(member.isfile() for member in members) == layer.files == 24
+    assert len({member.name for member in members}) == 25
+    assert 0.35 < layer.size / 2_500_000 < 0.5
+
+
+def test_measures_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--stream-gb", "0.004", "--json", str(tmp_path / "figures")]) == 0
+    (figures,) = json.loads((tmp_path / "figures").read_text())
+    assert (figures["extents"], figures["inodes"]) == (39, 39 + 4)
+    assert figures["build_rss_bytes"] > 10_000_000 and figures["decode_s"] is None
+    assert capsys.readouterr().out.splitlines()[-1].endswith("| - | - |")
+
+
+@pytest.mark.parametrize("words", [["--stream-gb", "0"], ["--stream-gb", "1", "layer"]])
+def test_a_stream_of_nothing_or_beside_layers_is_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

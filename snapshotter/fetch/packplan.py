@@ -27,11 +27,13 @@ _UNWANTED, _QUEUED, _ASKED, _LANDED, _DROPPED = range(5)
 
 @dataclass(slots=True)
 class Segment:
-    """Bytes `[start, end)` of the file; `attempts` counts the requests for them that broke off."""
+    """Bytes `[start, end)` of the file; `attempts` counts the requests for them that broke off; one that is `hurried`
+    was brought forward for a reader."""
 
     start: int
     end: int
     attempts: int = 0
+    hurried: bool = False
 
 
 class PackPlan:
@@ -153,10 +155,12 @@ class PackPlan:
             offset = self.pack.frames[number].offset
             for place, segment in enumerate(self._queue):
                 if segment.start <= offset < segment.end:
+                    if segment.hurried:  # every block of a read asks, and one request is enough
+                        return True, False
                     del self._queue[place]
                     if segment.start < offset:
                         self._queue.insert(place, Segment(segment.start, offset))
-                    self._queue.appendleft(Segment(offset, segment.end))
+                    self._queue.appendleft(Segment(offset, segment.end, hurried=True))
                     return True, True
             return False, False
 

@@ -137,11 +137,12 @@ def test_who_hurries_is_first_and_takes_along_what_follows() -> None:
     plan = PackPlan(pack, range(20), pack.head_size)
     at = pack.frames[9].offset
     assert plan.hurry(9) == (True, True)
+    assert plan.hurry(9) == plan.hurry(10) == (True, False), "one request is enough"
     found = segments(plan)
     assert found[0][0] == at
     assert sorted(found)[0][0] == pack.head_size
     assert sum(end - start for start, end in found) == pack.size - pack.head_size
-    assert plan.hurry(9) == (True, False), "it is on its way"
+    assert plan.hurry(9) == plan.hurry(3) == (True, False), "on its way"
 
 
 def test_a_frame_that_has_landed_is_not_on_its_way() -> None:

@@ -20,7 +20,7 @@ from .containerdconfig import DEFAULT_CONFIG, check_config, read_config
 from .image import check_image
 from .kernel import KernelFacts, check_kernel
 from .model import Check, fail, ok, warn
-from .node import RootFacts, check_daemon, check_ordinary, check_root
+from .node import RootFacts, check_cri, check_daemon, check_ordinary, check_root
 
 __all__ = ["Subject", "check_containerd", "examine"]
 
@@ -46,6 +46,8 @@ def examine(subject: Subject) -> Iterator[Check]:
     yield from check_daemon(status, problem, version("bootseer"))
     yield from check_ordinary(status or {"lazy_off_since": LazySwitch(config.root_path).off_since()})
     yield from _containerd(subject)
+    if config.cri.enabled:
+        yield check_cri(config.cri_path)
     if subject.image:
         yield from _image(subject)
 

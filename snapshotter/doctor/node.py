@@ -5,13 +5,15 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as unix_socket
 from typing import Any
 
 from snapshotter.kernel.mountapi import mounts
 
 from .model import Check, fail, ok, warn
 
-__all__ = ["RootFacts", "check_daemon", "check_ordinary", "check_root"]
+__all__ = ["RootFacts", "check_cri", "check_daemon", "check_ordinary", "check_root"]
 
 _REMOTE = ("nfs", "cifs", "smb", "ceph", "glusterfs", "lustre", "afs", "9p", "fuse.", "virtiofs", "gfs2", "ocfs2")
 _LOW_BYTES = 1 << 30
@@ -148,6 +150,18 @@ def check_ordinary(status: Mapping[str, Any]) -> list[Check]:
         fix = _ORDINARY_FIXES.get(reason, "see the daemon's log")
         checks.append(warn("full-pulls", what, str(row.get("detail", "")), fix))
     return checks
+
+
+def check_cri(socket: Path) -> Check:
+    """Whether the kubelet's image service is served, where it is to be."""
+    with unix_socket(AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(socket))
+        except OSError as error:
+            why = "the kubelet cannot pull, nor see images, if it is set to this socket"
+            fix = "start the daemon; if it runs, look for cri.not_served in its log"
+            return fail("cri", f"nobody serves {socket}: {error.strerror or error}", why, fix)
+    return ok("cri", f"the kubelet's image service is at {socket}: imageServiceEndpoint is to be unix://{socket}")
 
 
 def _is_there(path: Path) -> bool:

@@ -5,6 +5,7 @@ different namespaces bring different ones, and are tried in turn. In memory only
 `rows` and `replace` are for handing them to another of our processes.
 """
 
+import json
 import logging
 import threading
 from collections import OrderedDict
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotter.errors import SnapshotterError
+from snapshotter.log import fields
 from snapshotter.registry.credentials import Credential
 from snapshotter.registry.endpoint import Endpoint
 from snapshotter.registry.reference import DOCKER, DOCKER_API, ImageRef
@@ -23,7 +25,8 @@ __all__ = ["Passed", "PassedCredentials", "take_back"]
 _log = logging.getLogger(__name__)
 
 _A_REPOSITORY = 4  # as many namespaces with secrets of their own; more are tried one after the other for nothing
-_REPOSITORIES = 4096
+_REPOSITORIES = 256
+_ROW_BYTES = 8 << 10  # tokens of clouds have 3 KiB; all rows together are far from the longest line of `rpc`
 _ANSWER_S = 2.0
 _DOCKER_NAMES = (DOCKER, DOCKER_API, "index.docker.io")
 
@@ -56,8 +59,11 @@ class PassedCredentials:
             return f"<PassedCredentials of {len(self._kept)} repositories>"
 
     def put(self, image: ImageRef, passed: Passed) -> bool:
-        """Keep it as the newest of the image's repository. Whether it is new."""
+        """Keep it as the newest of the image's repository, unless it is far too long. Whether it is kept and new."""
         key = (image.host, image.repository)
+        if len(json.dumps(_row(key, passed))) > _ROW_BYTES:
+            _log.warning("credentials.too_long %s", fields(image=image, limit=_ROW_BYTES))
+            return False
         with self._lock:
             before = self._kept.pop(key, [])
             self._kept[key] = [passed, *(one for one in before if one != passed)][:_A_REPOSITORY]
@@ -99,18 +105,7 @@ class PassedCredentials:
         """All of them as JSON values, with the secrets: for our own processes only."""
         with self._lock:
             kept = [(key, one) for key, several in self._kept.items() for one in several]
-        return [
-            {
-                "registry": registry,
-                "repository": repository,
-                "server": one.server,
-                "user": one.credential.user,
-                "password": one.credential.password,
-                "identity_token": one.credential.identity_token,
-                "registry_token": one.credential.registry_token,
-            }
-            for (registry, repository), one in kept
-        ]
+        return [_row(key, one) for key, one in kept]
 
     def replace(self, rows: Iterable[Row]) -> None:
         """Have what `rows` gave elsewhere, and nothing else."""
@@ -121,6 +116,19 @@ class PassedCredentials:
             kept.setdefault((row["registry"], row["repository"]), []).append(one)
         with self._lock:
             self._kept = kept
+
+
+def _row(key: tuple[str, str], one: Passed) -> Row:
+    registry, repository = key
+    return {
+        "registry": registry,
+        "repository": repository,
+        "server": one.server,
+        "user": one.credential.user,
+        "password": one.credential.password,
+        "identity_token": one.credential.identity_token,
+        "registry_token": one.credential.registry_token,
+    }
 
 
 def take_back(passed: PassedCredentials, socket: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -23,7 +24,7 @@ from snapshotter.doctor.examine import check_containerd
 from snapshotter.doctor.image import check_image
 from snapshotter.doctor.kernel import FuseFacts, KernelFacts, check_kernel
 from snapshotter.doctor.model import Check, State
-from snapshotter.doctor.node import RootFacts, check_daemon, check_ordinary, check_root
+from snapshotter.doctor.node import RootFacts, check_cri, check_daemon, check_ordinary, check_root
 from snapshotter.errors import Transient, UserError
 from snapshotter.registry import Registry
 from tests.snapshotter.daemon import Daemon, make_layer, origin
@@ -138,6 +139,16 @@ def test_the_daemon() -> None:
     assert "block 3 times" in bad(check_daemon(restarted, "", "1"))["workers"].what
     broken = {**STATUS, "problem": "it is dead", "layers": [{"name": "ab", "state": "broken"}]}
     assert {"fetch", "layers"} == set(bad(check_daemon(broken, "", "1")))
+
+
+def test_the_image_service(tmp_path: Path) -> None:
+    path = tmp_path / "cri.sock"
+    assert check_cri(path).state is State.FAIL and "No such file" in check_cri(path).what
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert check_cri(path).state is State.FAIL and "refused" in check_cri(path).what
+        server.listen()
+        assert check_cri(path).state is State.OK and f"unix://{path}" in check_cri(path).what
 
 
 def test_full_pulls_and_the_switch() -> None:

@@ -1,11 +1,26 @@
 """The tree of commands, and the parser that reports mistakes as UserError in one line."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import NoReturn, cast
 
-from snapshotter.cli import cache, config, doctor, hotset, index, lazy, mounts, pull, serve, status
+from snapshotter.cli import (
+    cache,
+    config,
+    doctor,
+    explain,
+    fetch,
+    hotset,
+    index,
+    lazy,
+    mounts,
+    pull,
+    record,
+    serve,
+    status,
+)
 from snapshotter.cli.tree import Commands
 from snapshotter.errors import UserError
 
@@ -29,6 +44,17 @@ class _Parser(argparse.ArgumentParser):
     ) -> None:
         super().__init__(prog, usage, description, formatter_class=_Help, allow_abbrev=allow_abbrev)
 
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # as argparse has it
+        """As argparse does, but for a command that has `command` among its defaults, which gets what stands after `--`:
+        argparse would take the words before the options and those after them as one."""
+        words = list(sys.argv[1:] if args is None else args)
+        if self.get_default("command") is None or "--" not in words:
+            return super().parse_known_args(words, namespace)
+        cut = words.index("--")
+        found, unknown = super().parse_known_args(words[:cut], namespace)
+        found.command = words[cut + 1 :]
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see `{self.prog} --help`)")
 
@@ -41,7 +67,7 @@ def build_parser() -> "_Parser":
     )
     parser.add_argument("--version", action="version", version=f"bootseer {version('bootseer')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for noun in (serve, status, pull, doctor, lazy, cache, index, hotset, mounts, config):
+    for noun in (serve, status, pull, fetch, doctor, explain, lazy, cache, index, record, hotset, mounts, config):
         noun.add(cast(Commands, commands))  # a group of our parsers is a group of parsers
     return parser
 

@@ -14,8 +14,9 @@ from snapshotter.errors import UserError
 
 if TYPE_CHECKING:
     from snapshotter.containerd.client import Containerd
+    from snapshotter.containerd.pull import Pulled
 
-__all__ = ["add"]
+__all__ = ["add", "pulled_image"]
 
 _POLL_S = 0.5
 _POLL_HOT_S = 0.05
@@ -42,21 +43,26 @@ def add(commands: Commands) -> None:
     command.set_defaults(run=_pull)
 
 
-def _pull(args: argparse.Namespace) -> int:
+def pulled_image(args: argparse.Namespace, config: Config, platform: str = "") -> tuple["Pulled", str]:
+    """The image of the command line, pulled lazily as it says, and the snapshotter that has it."""
     from snapshotter.containerd.client import Containerd
     from snapshotter.containerd.pull import Pull
     from snapshotter.registry import Registry, parse_platform
 
-    config = load_config(args.config)
-    started = time.monotonic()
     containerd = Containerd(args.containerd_address)
-    snapshotter = args.snapshotter or _snapshotter(containerd, config)
+    snapshotter: str = args.snapshotter or _snapshotter(containerd, config)
     registry = Registry(config.registry)
     try:
         pull = Pull(registry, containerd, args.namespace, snapshotter, _progress)
-        pulled = pull.run(args.image, parse_platform(args.platform) if args.platform else None)
+        return pull.run(args.image, parse_platform(platform) if platform else None), snapshotter
     finally:
         registry.close()
+
+
+def _pull(args: argparse.Namespace) -> int:
+    config = load_config(args.config)
+    started = time.monotonic()
+    pulled, snapshotter = pulled_image(args, config, args.platform or "")
     if args.wait == "complete":
         _wait(config, set(pulled.layers))
     elif args.wait == "hot":

@@ -236,7 +236,9 @@ class Recorder:
         slot = self._find(namespace, name)
         with slot.reading:
             self._advance(slot)
-            return self._shown(slot)
+        if slot.reader is not None and self._is_waiting(slot):
+            slot.busy_s = time.monotonic()
+        return self._shown(slot)
 
     def end(self, namespace: str, name: str, keep: bool, why: str) -> dict[str, Any]:
         """End the recording of this snapshot now; says what has become of it, as `progress` does. NotFound when it has
@@ -417,11 +419,11 @@ class Recorder:
     def _outcome(self, slot: _Slot, end: End) -> dict[str, Any]:
         its, touched = slot.recording, slot.touched
         seconds = round(time.monotonic() - its.began_s, 3)
-        extents = 0
+        extents, path = 0, ""
         if end.keep:
             try:
                 hotset = touched.hotset()
-                self._hotsets.save(hotset)
+                path = str(self._hotsets.save(hotset))
                 extents = len(hotset.extents)
             except (SnapshotterError, BlockIndexError, OSError) as error:
                 end = End(False, f"it could not be saved: {error}")
@@ -436,7 +438,8 @@ class Recorder:
                 "record.discarded key=%s image=%s workload=%s blocks=%d seconds=%.3f why=%r",
                 its.key, its.image, its.workload, touched.blocks, seconds, end.why,
             )  # fmt: skip
-        return {"kept": end.keep, "why": end.why, "extents": extents, "seconds": seconds, "quiet_s": None}
+        ended = {"kept": end.keep, "why": end.why, "extents": extents, "seconds": seconds}
+        return {**ended, "path": path, "quiet_s": None}
 
     def _warm(self, slot: _Slot) -> None:
         """The container goes on with these mounts: read far ahead where all is there."""
@@ -494,7 +497,7 @@ class Recorder:
             "open": slot.outcome is None,
             "blocks": slot.touched.blocks,
             "bytes": slot.touched.blocks * 4096,
-            "quiet_s": None if new_s is None else round(now - new_s, 3),
+            "quiet_s": None if new_s is None else round(now - max(new_s, slot.busy_s), 3),
             **outcome,
         }
 

@@ -5,6 +5,7 @@ indexes it only ever helps; whatever goes wrong while looking, there is no hot s
 """
 
 import os
+import stat
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -116,7 +117,10 @@ class HotDirectory:
         assert self._path is not None
         path = self._path / name
         try:
-            size = path.stat().st_size
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidArgument(f"{path}: is not a file")
+            size = status.st_size
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise NotFound(f"{path}: no such hot set") from exc

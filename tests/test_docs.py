@@ -128,6 +128,7 @@ SITE = {
     "sudo bootseer cache gc --max-size 20G --dry-run",
     "sudo bootseer cache gc --max-size 20G",
     "sudo bootseer pull registry.example/app:1",
+    "sudo bootseer record registry.example/app:1 --ready-exit",
     "sudo bootseer lazy off",
     "sudo bootseer lazy on",
     "sudo bootseer unmount",
@@ -223,7 +224,7 @@ class Site:
             argv += ["--config", f"{self.root}/b.toml"]
         if argv[1:2] == ["doctor"]:
             argv += ["--containerd-config", f"{self.root}/c.toml"]
-        if argv[1:2] in (["doctor"], ["pull"]):
+        if argv[1:2] in (["doctor"], ["pull"], ["record"]):
             argv += ["--containerd-address", f"{self.root}/c.sock"]
         if argv[:2] == ["ctr", "run"]:
             argv[2:2] = ["--cgroup", ""]  # a parent group named after the namespace would stay on the machine
@@ -294,6 +295,7 @@ def test_the_session_of_the_readme(site: Site) -> None:
     checks = site.run("sudo bootseer doctor --image registry.example/app:1")
     assert "containerd runs it as bootseer" in checks and checks.count("-index ") == 3
     assert "3 layers by bootseer" in site.run("sudo bootseer pull registry.example/app:1")
+    assert "(the container exited with 0)" in site.run("sudo bootseer record registry.example/app:1 --ready-exit")
     assert "3 layers take" in site.run("sudo bootseer cache ls")
     assert site.run("sudo bootseer cache gc --max-size 20G --dry-run") == "nothing to remove\n"
     assert site.run("sudo bootseer cache gc --max-size 20G") == "nothing to remove\n"
@@ -379,9 +381,10 @@ def test_links_lead_somewhere(name: str) -> None:
     base = CHECKOUT if name == "README.md" else CHECKOUT / "docs"
     for target in re.findall(r"\]\(([^)]+)\)", _FENCE.sub("", DOCS[name])):
         path, _, anchor = target.partition("#")
-        assert (base / path).is_file(), target
-        headings = re.findall(r"^#+ (.+)$", (base / path).read_text(), re.MULTILINE)
-        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, target
+        assert (base / (path or name)).is_file(), target
+        headings = re.findall(r"^#+ (.+)$", (base / (path or name)).read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in anchors, target
 
 
 @pytest.mark.parametrize("name", DOCS)

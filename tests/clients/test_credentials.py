@@ -19,7 +19,7 @@ from scripts.rig.errors import RigError
 from scripts.rig.image import RECIPES
 from scripts.rig.namespace import inside_network
 from scripts.rig.oci import Layout
-from tests.clients.cases import CASES
+from tests.clients.cases import CASES, INCOMPLETE, Case
 from tests.clients.conftest import Images
 from tests.clients.node import Containerd, Node
 from tests.clients.ready import ready_node
@@ -93,16 +93,23 @@ def _tokens(node: Node, app: Layout) -> Iterator[str]:
         yield f"{server.host}/app:1"
 
 
-@pytest.fixture(params=["1.6", "2.4"])
-def node(request: pytest.FixtureRequest, containerds: Mapping[str, Containerd], images: Images) -> Iterator[Node]:
+@contextmanager
+def _proxied(case: Case, containerd: Containerd, images: Images) -> Iterator[Node]:
     """A node whose daemon passes the image service on, and fetches nothing that nobody reads."""
-    version: str = request.param
-    case = next(case for case in CASES if case.client == "crictl" and case.containerd == version)
-    with ready_node(case, containerds[version], images) as node:
+    with ready_node(case, containerd, images) as node:
         config = node.home / "b.toml"
         config.write_text(f"{config.read_text()}[cri]\nenabled = true\n[fetch]\nbackground = false\n")
         node.restart("bootseer")
         _until(lambda: (node.home / "r" / "cri.sock").exists())
+        yield node
+
+
+@pytest.fixture(params=["1.6", "2.4"])
+def node(request: pytest.FixtureRequest, containerds: Mapping[str, Containerd], images: Images) -> Iterator[Node]:
+    """A node set up as the documents say."""
+    version: str = request.param
+    case = next(case for case in CASES if case.client == "crictl" and case.containerd == version)
+    with _proxied(case, containerds[version], images) as node:
         yield node
 
 
@@ -136,10 +143,22 @@ def test_credentials_that_come_with_a_pull(
         rows = [row for row in node.status()["layers"] if row["image"] == image]
         assert len(rows) == len(images.app.layers) and sum(row["demand_bytes"] for row in rows)
         pod.remove()
-    said = "".join((node.home / f"{name}.log").read_text() for name in ("bootseer",))
+    said = (node.home / "bootseer.log").read_text()
     for secret in (PASSWORD, _RIGHT, _WRONG, "wr0ng-s3cret"):
         assert secret not in said
         assert not [path for path in _files(node.home / "b", node.home / "r") if secret.encode() in path.read_bytes()]
+
+
+def test_an_image_without_labels_is_that_of_the_pull(containerds: Mapping[str, Containerd], images: Images) -> None:
+    """containerd notes the registry without its port, and nothing else names it."""
+    case = next(case for case in INCOMPLETE if case.client == "crictl" and case.containerd == "1.6")
+    with _proxied(case, containerds["1.6"], images) as node, _basic(node, images.app) as image:
+        pull = ("pull", "--creds", f"me:{PASSWORD}", image)
+        node.run("crictl", "--image-endpoint", f"unix://{node.home}/r/cri.sock", *pull)
+        assert [row["image"] for row in node.status()["layers"]] == [image] * len(images.app.layers)
+        assert node.status()["prepares"]["lazy"] == len(images.app.layers)
+        assert not set(images.app.layers) & node.blobs()
+        node.run("crictl", "rmi", image)
 
 
 def _message(text: str) -> str:

@@ -1,6 +1,5 @@
 """What is made of an image before it is started, by the product's own commands: layer indexes, and a hot set."""
 
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +40,7 @@ def record_hot_set(
     node = Node(workspace, link, name, (str(indexes), ADDRESS))
     try:
         _start_once(workspace, node, recipe, reference, name)
-        _export(node, out)
+        _export(workspace, node, reference, out)
     except RigError as error:
         raise RigError(f"recording {recipe.name}: {error}\n{node.logs()}") from None
     finally:
@@ -59,10 +58,11 @@ def _start_once(workspace: Workspace, node: Node, recipe: Recipe, reference: str
         raise RigError(f"the container said {line.text!r}")
 
 
-def _export(node: Node, out: Path) -> None:
+def _export(workspace: Workspace, node: Node, reference: str, out: Path) -> None:
     hot = node.daemon_root / "hot"
     wait_for(lambda: any(hot.rglob("*.bsh")), "waiting for the hot set", None, _RECORDED_S)
-    shutil.copytree(hot, out / "hot", dirs_exist_ok=True)
+    argv = node.bootseer("hotset", "export", "--to", str(out), reference)
+    run(argv, workspace.env, "exporting the hot set", _BUILD_S)
 
 
 def convert(workspace: Workspace, link: Link, peer: Peer, reference: str) -> str:

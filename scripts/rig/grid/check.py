@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None, run: Measure = measure.main) -> int:
             out = Path(directory) / "runs.jsonl"
             systems = ["overlayfs", *dict.fromkeys(system for image in baseline.values() for system in image)]
             options = ["--images", ",".join(baseline), "--networks", "metro", "--systems", ",".join(systems)]
-            code = run([*options, "--rounds", "1", "--no-warm", "--seed", "0", "--out", str(out)])
+            code = run([*options, "--rounds", "1", "--no-warm", "--any-link", "--seed", "0", "--out", str(out)])
             if code > 1:
                 return code
             runs = read_runs([out])

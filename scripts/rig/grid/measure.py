@@ -46,6 +46,7 @@ class Plan:
     timeline: Path | None = None
     floor_again: bool = False
     max_load: float | None = None
+    any_link: bool = False
 
     def round(self, number: int) -> list[tuple[Recipe, Network, System]]:
         """The runs of one round, the first is number 1, in their order."""
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = 0
     arm()
     try:
-        with Session(plan.networks, progress) as session:
+        with Session(plan.networks, progress, any_link=plan.any_link) as session:
             try:
                 with args.out.open("a") as out:
                     for run in _runs(plan, session, done, progress):
@@ -154,8 +155,14 @@ def _runs(plan: Plan, session: Session, done: Sequence[Run], progress: Progress)
                 continue
             _settle(plan.max_load, progress)
             serial += 1
-            more = {**common, "round": number, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                    "load": machine.load(), "together": plan.together}  # fmt: skip
+            more = {
+                **common,
+                "round": number,
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "load": machine.load(),
+                "link": session.stages[network.name].tested,
+                "together": plan.together,
+            }
             label = f"{number}/{plan.rounds} {recipe.name} {network.name} {system.value}"
             run = _one(plan, session, (recipe, network, system), f"r{serial}", more)
             progress(f"{label}: {_words(run)}")
@@ -222,7 +229,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 20)
     return Plan(
         tuple(recipes), tuple(choose(_names(args.networks))), tuple(systems), args.rounds, seed, args.together,
-        0 if args.no_warm else 1, args.timeline, args.measure_floor, args.max_load,
+        0 if args.no_warm else 1, args.timeline, args.measure_floor, args.max_load, args.any_link,
     )  # fmt: skip
 
 
@@ -255,6 +262,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeline", type=Path, metavar="DIR", help="keep logs of each run in DIR; daemon logs all")
     parser.add_argument("--no-warm", action="store_true", help="no second start on each node")
     parser.add_argument("--measure-floor", action="store_true", help="measure working sets again")
+    parser.add_argument("--any-link", action="store_true", help="use a link that failed its test; times mean nothing")
     parser.add_argument("--max-load", type=float, metavar="L", help="before each run wait for a load of at most L")
     return parser
 

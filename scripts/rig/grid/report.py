@@ -62,6 +62,8 @@ def report(runs: Sequence[Run], markdown: bool = False) -> str:
         rows = [_HEAD, *(_row(cell, mine) for cell in mine)]
         parts.append(f"### {title}\n\n{markdown_table(rows)}" if markdown else f"{title}\n{text_table(rows)}")
     parts.append(_machines(runs))
+    if refused := {run.network for run in runs if str(run.more.get("link", "")).startswith("REFUSED")}:
+        parts.append(f"Links that failed their test, and whose times mean nothing: {', '.join(sorted(refused))}")
     failures = [f"- {run.image}, {run.network}, {run.system}: {_reason(run)}" for run in runs if not run.ok]
     if failures:
         parts.append("\n".join([f"Failed, and no samples: {len(failures)}", *dict.fromkeys(failures)]))

@@ -54,6 +54,12 @@ def test_several_at_once_are_a_table_of_their_own() -> None:
     assert "50 containers at once" in text
 
 
+def test_a_link_that_failed_its_test_is_told() -> None:
+    assert "failed their test" not in report(RUNS)
+    text = report([*RUNS, a_run(link="REFUSED: wrong rate")])
+    assert "Links that failed their test, and whose times mean nothing: metro" in text
+
+
 def test_no_runs() -> None:
     assert report([]) == "no runs"
 

@@ -71,14 +71,13 @@ def _machine(containerd: Containerd, images: Images) -> Iterator[Machine]:
 
 
 @contextmanager
-def _ready(containerd: Containerd, images: Images, plugin: str) -> Iterator[Machine]:
-    """A machine that is set up; containerd calls us `plugin`."""
+def _ready(containerd: Containerd, images: Images) -> Iterator[Machine]:
+    """A machine that is set up."""
     with _machine(containerd, images) as machine:
         machine.shell(f"ln -s {BOOTSEER} /usr/local/bin/bootseer")
         for heading in ("Configure", "Run", "Registries"):
             machine.follow(*SETUP.steps(heading))
-        config = _config(containerd, cri=False).replace("[proxy_plugins.bootseer]", f"[proxy_plugins.{plugin}]")
-        machine.write(_CONTAINERD_CONFIG, config)
+        machine.write(_CONTAINERD_CONFIG, _config(containerd, cri=False))
         private = next(step for step in SETUP.steps("Registries") if step.path)
         machine.write(
             *(text.replace("registry.example", "private.example:5000") for text in (private.path, private.text))
@@ -89,7 +88,7 @@ def _ready(containerd: Containerd, images: Images, plugin: str) -> Iterator[Mach
 
 @pytest.mark.usefixtures("nerdctl")
 def test_nerdctl(containerds: Mapping[str, Containerd], images: Images) -> None:
-    with _ready(containerds["2.4"], images, "bootseer") as machine:
+    with _ready(containerds["2.4"], images) as machine:
         machine.write("password.txt", PASSWORD)
         printed = machine.follow(*NERDCTL.steps("Configure"), *NERDCTL.steps("Pull and run"))
         assert "Login Succeeded" in next(text for command, text in printed.items() if " login " in command)
@@ -109,16 +108,14 @@ def test_nerdctl(containerds: Mapping[str, Containerd], images: Images) -> None:
 
 @pytest.mark.usefixtures("nerdctl")
 def test_nerdctl_with_containerd_1_6(containerds: Mapping[str, Containerd], images: Images) -> None:
-    with _ready(containerds["1.6"], images, "stargz") as machine:
+    with _ready(containerds["1.6"], images) as machine:
         machine.write("password.txt", PASSWORD)
-        steps = NERDCTL.steps("With containerd 1.6")
-        assert steps[0].path == "/etc/nerdctl/nerdctl.toml"
-        machine.follow(*NERDCTL.steps("Configure"), steps[0])
-        printed = machine.follow(*NERDCTL.steps("Pull and run"), *NERDCTL.steps("Compose"))
+        headings = ("Configure", "Pull and run", "Compose")
+        printed = machine.follow(*(step for heading in headings for step in NERDCTL.steps(heading)))
         for command in ("sudo nerdctl run --rm --network none registry.example/app:1", "sudo nerdctl compose up"):
             assert _READY in printed[command]
         _all_lazy(machine)
-        machine.follow(*steps[1:])
+        machine.follow(*NERDCTL.steps("With containerd 1.6"), *NERDCTL.steps("Remove"))
 
 
 def _nothing_left_out(guide: Guide, machine: Machine, *headings: str) -> None:

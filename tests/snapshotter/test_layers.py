@@ -11,7 +11,7 @@ from snapshotter.blockstore import BlockStore, LayerRecord, node_name
 from snapshotter.errors import Precondition
 from snapshotter.layers import Layers, NoLayers
 from snapshotter.model import Digest, LayerRef
-from snapshotter.rpc import Server
+from snapshotter.rpc import Server, Unanswered
 
 DIGEST = Digest("sha256:" + "ab" * 32)
 IMAGE = "registry.test/app:1"
@@ -93,6 +93,28 @@ def test_another_image_of_a_layer_in_the_store_is_made_known(bench: Bench) -> No
     """The registry of the first one may have lost the layer since."""
     assert bench.layers.ensure(_ref("other.test/app:1")).path == bench.attacher.path(DIGEST)
     assert ("ensure", "other.test/app:1") in bench.asked
+
+
+def test_a_fetch_process_that_was_killed_is_told_of_the_image_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has lost its prefetch. One that lives is not: it would look for a hot set again and again."""
+    calls: list[dict[str, object]] = []
+    answers: list[object] = [False, Unanswered("killed"), False, False, True]
+
+    def call(path: Path, op: str, timeout_s: float, **fields: object) -> object:
+        calls.append({key: fields[key] for key in ("image", "layers") if key in fields})
+        answer = answers[len(calls) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("snapshotter.layers.call", call)
+    bench.layers.ensure(LayerRef(IMAGE, DIGEST, (DIGEST,), layers=(DIGEST,)))
+    for thread in threading.enumerate():
+        if thread.name == "watch":
+            thread.join(10.0)
+    assert calls == [{}, {}, {"image": IMAGE, "layers": [DIGEST]}, {}, {}]
 
 
 def test_a_layer_that_cannot_be_unmounted_is_fetched_no_more(bench: Bench) -> None:

@@ -40,6 +40,25 @@ def test_siblings_begin_with_the_layer_and_drop_what_was_cut_or_repeated() -> No
     assert ref.siblings == (A, B, C)
 
 
+@pytest.mark.parametrize("family", ["cri", "stargz"])
+def test_a_list_that_may_have_been_cut_is_told(family: str) -> None:
+    """Clients leave away what would take a label beyond 4096 bytes, key and value together."""
+    image, own, above = (
+        (f"{CRI}image-ref", f"{CRI}layer-digest", f"{CRI}image-layers")
+        if family == "cri"
+        else (f"{STARGZ}reference", f"{STARGZ}digest", f"{STARGZ}layers")
+    )
+    most = (4096 - len(above) + 1) // len(A + ",")
+
+    def cut(count: int) -> bool:
+        digests = [f"sha256:{number:064x}" for number in range(count)]
+        ref = layer_ref({image: "h/a:1", own: digests[0], above: ",".join(digests)})
+        assert ref is not None and len(ref.siblings) == count
+        return ref.cut
+
+    assert [cut(1), cut(most - 1), cut(most)] == [False, False, True]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_provider import STARGZ, TARGET, FakeProvider, digest, layer_labels
+from fake_provider import CRI, STARGZ, TARGET, FakeProvider, digest, layer_labels
 
 from snapshotter.containerd.model import Counters, Kind, Usage
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import AlreadyExists, InvalidArgument, NotFound, Precondition, Transient
-from snapshotter.model import LayerRef
+from snapshotter.model import Digest, LayerRef
 
 A, B, C = digest("a"), digest("b"), digest("c")
 
@@ -268,6 +268,37 @@ def test_lazy_chain(snapshots: Snapshots, provider: FakeProvider) -> None:
     (view,) = snapshots.view("view", "sha256:c1", {})
     assert (view.type, view.source, view.options) == ("bind", str(provider.mount_point(A)), ("ro", "rbind"))
     assert snapshots.counters() == Counters(lazy=2, containers=1)
+
+
+def _cri_labels(target: str, layers: list[Digest]) -> dict[str, str]:
+    """The labels of the first of these layers, which lists those above."""
+    facts = {"image-ref": "registry.test/app:1", "layer-digest": layers[0], "image-layers": ",".join(layers)}
+    return {TARGET: target, **{CRI + key: value for key, value in facts.items()}}
+
+
+def test_every_layer_names_all_layers_of_its_image(snapshots: Snapshots, provider: FakeProvider) -> None:
+    """From the bottom up, each once: the key of the image's hot set is made of them."""
+    image = [A, B, A, C]
+    for layer in (A, B, C):
+        provider.add(layer, {})
+    for number in range(len(image)):
+        labels = _cri_labels(f"{number}", image[number:])
+        with pytest.raises(AlreadyExists):
+            snapshots.prepare(f"ns/1/extract-1-x {number}", f"{number - 1}" if number else "", labels)
+    assert [ref.layers for ref in provider.refs] == [(A, B, C)] * len(provider.refs)
+    assert {ref.digest for ref in provider.refs} == {A, B, C}
+
+
+def test_an_image_of_which_not_all_layers_are_known_names_none(snapshots: Snapshots, provider: FakeProvider) -> None:
+    for layer in (A, B):
+        provider.add(layer, {})
+    _committed(snapshots, "ordinary")
+    with pytest.raises(AlreadyExists):
+        snapshots.prepare("ns/1/extract-1-x 1", "ordinary", _cri_labels("1", [A, B]))
+    long = [B, *(Digest(f"sha256:{number:064x}") for number in range(60))]
+    with pytest.raises(AlreadyExists):
+        snapshots.prepare("ns/1/extract-1-x 2", "", _cri_labels("2", long))
+    assert len(provider.refs) == 2 and [ref.layers for ref in provider.refs] == [(), ()]
 
 
 def test_mixed_chain(snapshots: Snapshots, provider: FakeProvider) -> None:

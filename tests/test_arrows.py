@@ -19,7 +19,7 @@ ALLOWED = {
 
 TRANSLATORS = (
     "blockindex/codec*.py",
-    "blockindex/hotpack.py",
+    "blockindex/hothead.py",
     "snapshotter/containerd/*.py",
     "snapshotter/cri/*.py",
     "snapshotter/control*.py",

@@ -10,7 +10,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,7 +143,7 @@ def _written(config: Config, hotset: HotSet, out: Path, codec: Codec, gap: int) 
             return data
 
         def write(file: BinaryIO) -> None:
-            packs.append(write_pack(chosen, read, codec, file))
+            packs.append(write_pack(chosen, read, codec, file, mapper=_on_all_cpus))
 
         try:
             path = HotStore(out).put(hotset.image_key, hotset.workload, write)
@@ -160,6 +162,19 @@ def _written(config: Config, hotset: HotSet, out: Path, codec: Codec, gap: int) 
         round(time.monotonic() - started, 3),
         "",
     )
+
+
+def _on_all_cpus(function: Callable[[bytes], bytes], items: Iterator[bytes]) -> Iterator[bytes]:
+    """`map` with a thread for each CPU, which has at most one more item in hand than there are threads."""
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads, thread_name_prefix="pack") as pool:
+        ahead: deque[Future[bytes]] = deque()
+        for item in items:
+            ahead.append(pool.submit(function, item))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 class _LayerBlocks:

@@ -198,6 +198,7 @@ def _text(document: dict[str, object]) -> str:
     size = document["file_bytes"]
     assert isinstance(size, int)
     total = sum(row["bytes"] for row in layers)
+    held = f"{len(frames)} {document['codec']} frames" if frames else "no frames"
     rows = [
         ("image key", document["image_key"]),
         ("manifest", document["manifest"] or "not known"),
@@ -205,7 +206,7 @@ def _text(document: dict[str, object]) -> str:
         ("hot", f"{megabytes(hot)} of {megabytes(total)} in {document['extents']} extents"),
         (
             "file",
-            f"{megabytes(size)}: {document['head_bytes']} bytes of head, {len(frames)} {document['codec']} frames",
+            f"{megabytes(size)}: {document['head_bytes']} bytes of head, {held}",
         ),
     ]
     lines = [f"{name:9}  {text}" for name, text in rows]

@@ -247,7 +247,7 @@ def test_show(node: Node, capsys: Out) -> None:
     ]
     assert node.run("show", KEY) == 0
     out = capsys.readouterr().out
-    for line in ("default, 1 recordings, 1.5 s", "0 none frames", "/usr/lib/app", "15.0 %", LAYERS[0][0][7:19]):
+    for line in ("default, 1 recordings, 1.5 s", "no frames", "/usr/lib/app", "15.0 %", LAYERS[0][0][7:19]):
         assert line in out
 
 

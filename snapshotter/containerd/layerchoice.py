@@ -50,7 +50,7 @@ class LayerChoice:
             _log.warning("layer.fallback target=%s reason=%s", target, error)
             self._counts.count(Reason.BAD_LABELS, "", str(error))
             return "fallback"
-        if not target:  # the client would take AlreadyExists for a clash of keys, and try others for ever
+        if not target:  # containerd would make an unexpected error of AlreadyExists, and the pull fail
             why = "the client fetches and unpacks by itself: it does not say which snapshot is to come of it"
             return self._ordinary(key, Reason.NO_TARGET, "" if ref is None else ref.image, why)
         if ref is None:

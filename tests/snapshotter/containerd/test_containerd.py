@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -13,9 +13,10 @@ import pytest
 from containerd_node import NEEDED, SNAPSHOTTER, Node, layer_digest, runnable_layer, serve_layers, tar_of
 from fake_provider import FakeProvider
 
-from snapshotter.containerd.model import Counters, Kind
+from snapshotter.containerd.model import Counters, Kind, Mount
 from snapshotter.containerd.service import serve
 from snapshotter.containerd.snapshots import Snapshots
+from snapshotter.errors import AlreadyExists
 
 pytestmark = [
     pytest.mark.system,
@@ -127,7 +128,19 @@ def test_removal_waits_for_the_container(rig: Rig) -> None:
 
 
 def test_pull_without_labels(rig: Rig) -> None:
+    """All layers are there before the first Prepare, which does not say what is to come of it."""
+    prepare = rig.snapshots.prepare
+    seen: list[tuple[set[str], dict[str, str]]] = []
+
+    def noting(key: str, parent: str, labels: Mapping[str, str]) -> list[Mount]:
+        seen.append((rig.blobs(), dict(labels)))
+        return prepare(key, parent, labels)
+
+    rig.snapshots.prepare = noting  # type: ignore[method-assign]  # to look in between
     rig.node.ctr("images", "pull", "--plain-http", "--snapshotter", SNAPSHOTTER, rig.node.image)
+    rig.snapshots.prepare = prepare  # type: ignore[method-assign]  # as above
+    assert len(seen) == 4
+    assert all({layer_digest(tar) for tar in LAYERS} <= blobs and labels == {} for blobs, labels in seen)
     assert rig.kinds() == [False] * 4
     assert rig.snapshots.counters() == Counters(ordinary=4)
     assert not rig.provider.refs
@@ -135,6 +148,17 @@ def test_pull_without_labels(rig: Rig) -> None:
     assert "KiB" in rig.node.ctr("snapshots", "--snapshotter", SNAPSHOTTER, "usage")
     rig.node.ctr("images", "rm", "--sync", rig.node.image)
     _until(lambda: rig.snapshots.select() == [] and rig.leftovers() == [])
+
+
+def test_a_lazy_answer_without_a_target_fails_the_pull(rig: Rig) -> None:
+    """Why such layers are unpacked, although their image could be found."""
+
+    def answer(key: str, parent: str, labels: Mapping[str, str]) -> list[Mount]:
+        raise AlreadyExists("it is there")
+
+    rig.snapshots.prepare = answer  # type: ignore[method-assign]  # as it must not be
+    with pytest.raises(AssertionError, match="unexpected error from snapshotter: it is there"):
+        rig.node.ctr("images", "pull", "--plain-http", "--snapshotter", SNAPSHOTTER, rig.node.image)
 
 
 def test_layers_that_cannot_be_served_are_unpacked(rig: Rig) -> None:

@@ -208,7 +208,6 @@ class Prefetch:
             else:
                 self._bring_spans()
             return
-        self._file = file
         self.requests += 1
         self._stream_first(file, file.first)
 
@@ -256,7 +255,7 @@ class Prefetch:
         with self._lock:
             if self._is_over():
                 return None
-            self._plan = plan
+            self._file, self._plan = file, plan
             self.state = State.STREAMING
         _log.info(
             "prefetch.begun image_key=%s workload=%s blocks=%d frames=%d bytes=%d after_s=%.3f",
@@ -282,10 +281,12 @@ class Prefetch:
         positions = [places[Digest(layer.digest)] for layer in hotset.layers]
         for number, extent in enumerate(hotset.extents):
             rows.setdefault(positions[extent.layer], []).append((extent.start, extent.end, number))
+        tables = {position: _Rows.of(found) for position, found in rows.items()}
         with self._lock:
-            self._hotset, self._positions = hotset, positions
+            if self._is_over():
+                return False
+            self._hotset, self._positions, self._rows = hotset, positions, tables
             self._workload, self._hot_blocks = hotset.workload, hotset.block_count
-            self._rows = {position: _Rows.of(found) for position, found in rows.items()}
             self._unfit = {position for position, layer in self._layers.items() if not self._fits(position, layer)}
         return bool(rows)
 

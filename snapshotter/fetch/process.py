@@ -159,11 +159,11 @@ class FetchProcess:
         """A function of its own, so that nothing holds the last layer between two sweeps: it may be removed."""
         for host in tuple(self._hosts.values()):
             host.tend()
-        self._prefetches.tend()
         now = time.monotonic()
         for layer in tuple(self._layers.values()):
             layer.insist(now - _INSIST_S)
             layer.expire(now - self._config.fetch.read_timeout_s)
+        self._prefetches.tend()
 
     def _layer(self, name: str) -> LayerFetch:
         layer = self._layers.get(name)

@@ -243,11 +243,13 @@ class HotBench:
         for prefetch in self.prefetches:
             if not prefetch.ended_at:
                 prefetch._give_up("end of the test")
-        self.settle()
-        traffic = (self.host._urgent, self.host._prefetches)
-        promises = [fetch._promises for fetch in self.fetches.values()]
-        flights = [repr(fetch) for fetch in self.fetches.values()]
-        self.host.close()
+        try:
+            self.settle()
+            traffic = (self.host._urgent, self.host._prefetches)
+            promises = [fetch._promises for fetch in self.fetches.values()]
+            flights = [repr(fetch) for fetch in self.fetches.values()]
+        finally:
+            self.host.close()  # else a thread that waits for ever would keep the interpreter
         for fetch in self.fetches.values():
             fetch.close()
         assert traffic == (0, 0)

@@ -125,8 +125,10 @@ class Bench:
     def close(self) -> None:
         self.blob.release_all()
         self.layer.stop_background()
-        self.settle()
-        self.host.close()
+        try:
+            self.settle()
+        finally:
+            self.host.close()  # else a thread that waits for ever would keep the interpreter
         state = repr(self.layer) + repr(self.host)
         self.files.close()
         assert self.blob.open == 0, "a stream was not closed"

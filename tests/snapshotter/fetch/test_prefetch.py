@@ -613,6 +613,21 @@ def test_one_that_is_over_keeps_no_layer_and_no_set(bench: HotBench) -> None:
     assert prefetch._hotset is None and prefetch._plan is None and not prefetch._rows
 
 
+def test_an_answer_that_comes_too_late_is_not_used(
+    bench: HotBench, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
+) -> None:
+    bench.publish(bench.hotset(HOT))
+    bench.finder.go.clear()
+    prefetch = bench.start()
+    assert bench.finder.looking.wait(PATIENCE_S)
+    monkeypatch.setattr(prefetch_module, "_STALL_S", 0.0)
+    bench.until(lambda: prefetch.tend() or prefetch.ended_at)
+    bench.finder.go.set()
+    bench.settle()
+    assert prefetch.blocks == 0 and prefetch._hotset is None and not prefetch._rows and prefetch._file is None
+    assert bench.pack.open == 0
+
+
 # -- without bytes ---------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import random
 import struct
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 
@@ -48,9 +49,11 @@ SET = hotset(
 CODECS = [Codec.ZSTD, Codec.LZ4]
 
 
-def written(it: HotSet, codec: Codec, **options: int) -> tuple[bytes, HotPack]:
+def written(
+    it: HotSet, codec: Codec, *, level: int | None = None, first_frame: int = 32 << 10, frame: int = 512 << 10
+) -> tuple[bytes, HotPack]:
     out = io.BytesIO()
-    made = write_pack(it, read_blocks, codec, out, **options)
+    made = write_pack(it, read_blocks, codec, out, level=level, first_frame=first_frame, frame=frame)
     return out.getvalue(), made
 
 
@@ -147,6 +150,15 @@ def test_frames_that_do_not_compress(monkeypatch: pytest.MonkeyPatch) -> None:
         it = hotset((300,), (0, 0, 300, 0))
         made = write_pack(it, lambda e: noise[e.start * BLOCK : e.end * BLOCK], codec, out, level=1, first_frame=BLOCK)
         assert decode_pack(out.getvalue()) == made and made.size > len(noise)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_frames_may_be_compressed_elsewhere(codec: Codec) -> None:
+    """By whoever works as `map` does: here two threads, which are given every frame at once."""
+    out = io.BytesIO()
+    with ThreadPoolExecutor(2) as pool:
+        made = write_pack(SET, read_blocks, codec, out, mapper=pool.map)
+    assert (out.getvalue(), made) == written(SET, codec)
 
 
 def test_an_error_of_read_goes_through() -> None:

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -21,10 +21,11 @@ from blockindex.hotset import HotLayer, HotSet, from_touches, image_key
 from blockindex.layerindex import LayerIndex
 from blockindex.model import BLOCK
 from snapshotter.blockstore import UNVERIFIED, BlockStore, LayerRecord, Staging, node_name
-from snapshotter.cli import main
+from snapshotter.cli import hotsetbuild, main
 from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest
 from tests.snapshotter.daemon import Daemon, Layer, make_layer, origin, write_index
+from tests.snapshotter.rangeserver import RangeServer
 
 Out = pytest.CaptureFixture[str]
 IMAGE = "registry.example/team/app:1"
@@ -384,6 +385,59 @@ def test_a_damaged_frame_is_not_imported(node: Node, tmp_path: Path, capsys: Out
     assert "do not match its digest" in node.mistake(capsys, "import", str(path))
     loaded = node.store.load(KEY, "default")
     assert loaded is not None and loaded.codec is Codec.NONE
+
+
+def test_packing_reads_little_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames come in order, and no more of them are in memory than the CPUs need."""
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    given: list[int] = []
+
+    def items() -> Iterator[bytes]:
+        for number in range(20):
+            given.append(number)
+            yield bytes([number])
+
+    taken = []
+    for data in hotsetbuild._on_all_cpus(lambda item: item * 2, items()):
+        taken.append(data)
+        assert len(given) - len(taken) <= 3
+    assert taken == [bytes([number]) * 2 for number in range(20)]
+
+
+def manifest(*digests: str) -> bytes:
+    layer = "application/vnd.oci.image.layer.v1.tar+gzip"
+    config = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": "sha256:" + "c" * 64, "size": 2}
+    layers = [{"mediaType": layer, "digest": digest, "size": 9} for digest in digests]
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    return json.dumps({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers}).encode()
+
+
+def test_a_reference_that_the_store_does_not_know_is_asked_of_its_registry(node: Node, capsys: Out) -> None:
+    digests = [digest for digest, _, _ in LAYERS]
+    paths = {"/v2/app/manifests/1": manifest(*digests), "/v2/app/manifests/2": manifest(*digests, digests[0])}
+    paths["/v2/app/manifests/other"] = manifest(digests[0])
+    with RangeServer(paths) as server:
+        for tag in ("1", "2"):
+            (shown,) = node.said(capsys, "show", f"{server.host}/app:{tag}")["sets"]
+            assert shown["image_key"] == KEY
+        assert "no hot set on this node" in node.mistake(capsys, "show", f"{server.host}/app:other")
+        assert "404" in node.mistake(capsys, "show", f"{server.host}/app:none")
+        asked = len(server.requests)
+        node.said(capsys, "show", IMAGE)
+        assert len(server.requests) == asked
+
+
+def test_a_reference_of_two_images_here_is_asked_of_its_registry(node: Node, capsys: Out) -> None:
+    """A tag that has moved: the layers of both images carry its name."""
+    first = replace(node.hotset, layers=node.hotset.layers[:1], image_key=image_key([LAYERS[0][0]]))
+    first = replace(first, extents=tuple(extent for extent in first.extents if extent.layer == 0))
+    node.store.save(first)
+    with RangeServer({"/v2/app/manifests/1": manifest(LAYERS[0][0])}) as server:
+        for directory in (node.directory(0), node.directory(1)):
+            record = LayerRecord.load(directory)
+            replace(record, images=(f"{server.host}/app:1",)).save(directory)
+        (shown,) = node.said(capsys, "show", f"{server.host}/app:1")["sets"]
+        assert shown["image_key"] == first.image_key and len(server.requests) == 1
 
 
 @pytest.mark.system

@@ -10,6 +10,11 @@ from scripts.rig.nodebench import command as nodebench
 
 __all__ = ["VERBS", "main"]
 
+
+def _record(argv: Sequence[str]) -> int:
+    return nodebench.main(["--only", "record", *argv])
+
+
 VERBS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "images": (images.main, "builds the images that are started, and lists them"),
     "run": (measure.main, "cold starts: images, networks, systems; one JSON line a run"),
@@ -17,6 +22,7 @@ VERBS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "check": (check.main, "whether a few cold starts still need as few requests and bytes as they did"),
     "index": (indexbench.main, "building layer indexes, and decoding through them"),
     "node": (nodebench.main, "what bootseer costs on a node, beside overlayfs and ext4"),
+    "record": (_record, "what a recording costs: `node --only record`"),
 }
 """What can be measured: its `main`, and a few words for the help text."""
 

@@ -20,13 +20,13 @@ from typing import Any
 from scripts.rig.errors import RigError
 from scripts.rig.image import RECIPES
 from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
-from scripts.rig.nodebench import hit, memory, prepare, tar, together, warm
+from scripts.rig.nodebench import hit, memory, prepare, record, tar, together, warm
 from scripts.rig.nodebench.site import Site
 from scripts.rig.nodebench.table import Row, table
 
 __all__ = ["MEASUREMENTS", "main"]
 
-Result = warm.Warm | tar.Tar | hit.Hit | prepare.Prepare | memory.Memory | together.Together
+Result = warm.Warm | tar.Tar | hit.Hit | prepare.Prepare | memory.Memory | together.Together | record.Record
 Measure = Callable[[Site, int], Result]
 
 MEASUREMENTS: Mapping[str, Measure] = {
@@ -36,6 +36,7 @@ MEASUREMENTS: Mapping[str, Measure] = {
     "prepare": prepare.measure,
     "memory": memory.measure,
     "together": together.measure,
+    "record": record.measure,
 }
 """By name, in the order of the table."""
 

@@ -63,6 +63,15 @@ def test_warm(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
+def test_record(tmp_path: Path) -> None:
+    result, err = _small("record", tmp_path)
+    for part in ("start", "container"):
+        assert result[part]["n"] == 2 and result[part]["median"] > 0 and result[f"{part}_s"] > 0
+    assert result["start_s"] > result["container_s"]
+    assert 100 < result["least_blocks"] <= result["most_blocks"] and "record: pair 2/2" in err
+
+
+@pytest.mark.system
 def test_tar(tmp_path: Path) -> None:
     result, _ = _small("tar", tmp_path)
     assert result["ratio"]["n"] == 2 and result["bootseer_s"] > 0 and result["ext4_s"] > 0

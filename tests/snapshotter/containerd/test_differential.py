@@ -6,7 +6,6 @@ snapshotters name. Names, types, modes, owners, times in ns, xattrs, link counts
 
 import io
 import os
-import random
 import shutil
 import subprocess
 import tarfile
@@ -17,8 +16,11 @@ from pathlib import Path
 
 import pytest
 from containerd_node import NEEDED, SNAPSHOTTER, Node, tar_of
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from tests.blockindex.tarcases import END, base256, file, header, long_name, pax
+from tests.blockindex.tarstrategies import drawn, encoded
 from tests.blockindex.test_erofs_mount import CAPABILITY, View, differences, rich_tree, view
 from tests.snapshotter.daemon import Daemon, origin
 
@@ -237,7 +239,40 @@ def test_the_same_layer_twice_and_an_empty_one(both: Both) -> None:
 # --- generated images
 
 
-def _generated(rng: random.Random, below: dict[str, str], gone: set[str]) -> tuple[bytes, set[str]]:
+class _Image:
+    """The tars of five layers; `timeless` are the directories without an entry. Shown by its names."""
+
+    def __init__(self, layers: list[bytes], timeless: set[str]) -> None:
+        self.layers, self.timeless = layers, timeless
+
+    def __repr__(self) -> str:
+        names = []
+        for layer in self.layers:
+            with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+                names.append(tar.getnames())
+        return f"<image of {names}>"
+
+
+@st.composite
+def _images(draw: st.DrawFn) -> _Image:
+    """Layers that add to, replace and hide what is below, with missing directory entries and opaque ones."""
+    layers: list[bytes] = []
+    below: dict[str, str] = {}
+    gone: set[str] = set()
+    timeless: set[str] = set()
+    for _ in range(5):
+        layer, implied = _layer(draw, below, gone)
+        layers.append(layer)
+        timeless |= implied
+    return _Image(layers, timeless)
+
+
+_PLACES = st.lists(st.sampled_from("abc"), max_size=3).map("/".join)
+# containerd sets times before 1970 to 1970
+_ENTRIES = st.lists(st.tuples(drawn(0, 2**33 - 1), _PLACES, st.integers(0, 3)), min_size=5, max_size=25)
+
+
+def _layer(draw: st.DrawFn, below: dict[str, str], gone: set[str]) -> tuple[bytes, set[str]]:
     """A layer's tar, and its directories without an entry.
 
     `below` is what lower layers show (path -> kind), and then with this layer. Names say what they are, so that no
@@ -246,15 +281,14 @@ def _generated(rng: random.Random, below: dict[str, str], gone: set[str]) -> tup
     collects the whiteouts so far.
     """
     hidden: set[str] = set()
-    for path in sorted(below):
-        if rng.random() < 0.15 and not any(path.startswith(above + "/") for above in hidden):
+    for path in draw(st.lists(st.sampled_from(sorted(below)), max_size=4, unique=True)) if below else ():
+        if not any(path.startswith(other + "/") or other.startswith(path + "/") for other in hidden):
             hidden.add(path)
     entries: dict[str, str] = {}
     parts: list[bytes] = []
-    for _ in range(rng.randint(5, 25)):
-        directory = "/".join(rng.choice("abc") for _ in range(rng.randint(0, 3)))
-        kind = rng.choice(("file", "file", "dir", "dir", "symlink", "hardlink", "fifo", "device"))
-        name = directory if kind == "dir" and directory else f"{directory}/{kind}{rng.randint(0, 3)}".lstrip("/")
+    for entry, directory, number in draw(_ENTRIES):
+        kind = entry.kind
+        name = directory if kind == "dir" and directory else f"{directory}/{kind}{number}".lstrip("/")
         if any(name == path or name.startswith(path + "/") for path in hidden) or (kind == "dir" and not directory):
             continue
         parent = name.rpartition("/")[0]
@@ -263,53 +297,28 @@ def _generated(rng: random.Random, below: dict[str, str], gone: set[str]) -> tup
         files = [path for path, found in entries.items() if found == "file"]
         if kind == "hardlink" and (not files or name in entries):
             continue
-        parts.append(_entry(rng, name.encode(), kind, files[-1].encode() if files else b""))
+        parts.append(encoded(entry, name.encode(), files[-1].encode() if files else b""))
         entries[name] = kind
     parts += [file((path.rpartition("/")[0] + "/.wh." + path.rpartition("/")[2]).encode()) for path in sorted(hidden)]
-    opaque = [path for path, kind in entries.items() if kind == "dir" and rng.random() < 0.2]
+    # Nothing is hidden twice: overlayfs lists a whiteout that hides nothing.
+    dirs = [path for path, kind in entries.items() if kind == "dir"]
+    dirs = [path for path in dirs if not any(other.startswith(path + "/") for other in hidden)]
+    opaque = draw(st.lists(st.sampled_from(dirs), max_size=2, unique=True)) if dirs else []
     parts += [file(path.encode() + b"/.wh..wh..opq") for path in opaque]
     gone |= hidden
     covered = [path + "/" for path in (*hidden, *opaque)]
     for path in [path for path in below if path in hidden or path.startswith(tuple(covered))]:
-        del below[path]  # nothing to hide twice: overlayfs lists a whiteout that hides nothing
+        del below[path]
     below |= entries
     parents = {path[:end] for path in (*entries, *hidden) for end in range(len(path)) if path[end] == "/"}
     return b"".join(parts) + END, {path for path in parents if entries.get(path) != "dir"}
 
 
-def _entry(rng: random.Random, name: bytes, kind: str, target: bytes) -> bytes:
-    mode, uid, gid = rng.randrange(0o10000), rng.choice((0, 1000, 3_000_000)), rng.choice((0, 8))
-    records = [(b"mtime", b"%d.%09d" % (rng.randrange(1 << 33), rng.randrange(10**9)))]
-    if kind in ("file", "dir"):
-        records.append((b"SCHILY.xattr.user.x%d" % rng.randrange(3), rng.randbytes(rng.randrange(30))))
-    start = pax([*records, (b"uid", b"%d" % uid), (b"gid", b"%d" % gid)])
-    match kind:
-        case "file":
-            return start + file(name, rng.randbytes(rng.choice((0, 1, 4096, 9000))), mode=mode)
-        case "dir":
-            return start + header(name + b"/", b"5", mode=mode)
-        case "symlink":
-            return start + header(name, b"2", link=b"target", mode=0o777)
-        case "hardlink":
-            return start + header(name, b"1", link=target, mode=mode)
-        case "fifo":
-            return start + header(name, b"6", mode=mode)
-        case _:
-            return start + header(name, b"3", mode=mode, device=(1, rng.randint(3, 9)))
-
-
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_generated_images(both: Both, seed: int) -> None:
-    """Five layers that add to, replace and hide what is below, with missing directory entries and opaque ones."""
-    rng = random.Random(seed)
-    layers: list[bytes] = []
-    below: dict[str, str] = {}
-    gone: set[str] = set()
-    timeless: set[str] = set()
-    for _ in range(5):
-        layer, implied = _generated(rng, below, gone)
-        layers.append(layer)
-        timeless |= implied
-    ours, theirs = both.views(layers)
-    _compare(ours, theirs, sorted(timeless & ours.keys() & theirs.keys()))
-    assert len(ours) > 5
+@pytest.mark.timeout(300)
+@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate], database=None)
+@given(_images())
+def test_generated_images(image: _Image) -> None:
+    """Each on a node of its own, which takes seconds: few examples, and no shrinking."""
+    with _both() as both:
+        ours, theirs = both.views(image.layers)
+    _compare(ours, theirs, sorted(image.timeless & ours.keys() & theirs.keys()))

@@ -3,7 +3,9 @@
 import errno
 import gc
 import logging
+import random
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -748,3 +750,59 @@ def test_it_shows_its_state(bench: HotBench, caplog: pytest.LogCaptureFixture) -
     bench.over(prefetch)
     bench.until(lambda: "prefetch.over" in caplog.text)
     assert "prefetch.begun" in caplog.text
+
+
+# -- everything at once ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_readers_failures_and_layers_in_any_order(
+    tmp_path: Path, layers: list[Layer], seed: int, warnings: pytest.LogCaptureFixture
+) -> None:
+    """Whatever happens when: each reader gets the right bytes once, and nothing is left behind."""
+    source = random.Random(seed)
+    bench = HotBench(tmp_path, layers, streams=source.choice([1, 2, 3]), there=[0])
+    extents = [(layer, start, start + 8) for layer in (0, 1) for start in range(0, 72, 8)]
+    source.shuffle(extents)
+    pack = bench.publish(bench.hotset(extents))
+    for _ in range(source.randrange(6)):
+        bench.pack.break_off(source.randrange(pack.size), Transient("reset"))
+    for blob in bench.blobs:
+        blob.break_off(source.randrange(blob.size()), Transient("reset"))
+    if source.random() < 0.3:
+        bench.pack.falsify(source.randrange(pack.head_size, pack.size))
+    prefetch, reads, done = bench.prefetch(), [], threading.Event()
+
+    def sweep() -> None:
+        while not done.wait(0.01):
+            for fetch in tuple(bench.fetches.values()):
+                fetch.insist(time.monotonic() - 0.05)
+            prefetch.flush()
+            prefetch.tend()
+
+    def read(own: random.Random) -> None:
+        for _ in range(25):
+            layer = own.randrange(len(bench.fetches))
+            start = own.randrange(127)
+            reads.append(bench.read(layer, start, own.randrange(start + 1, min(start + 12, 129))))
+            if own.random() < 0.3:
+                reads[-1].check()
+
+    threads = [threading.Thread(target=sweep)]
+    threads += [threading.Thread(target=read, args=(random.Random(seed * 100 + it),)) for it in range(4)]
+    prefetch.start()
+    for thread in threads:
+        thread.start()
+    bench.fetches[0].fill_in_background(0.0)
+    bench.come_in(1).fill_in_background(0.0)
+    for thread in threads[1:]:
+        thread.join()
+    for it in reads:
+        it.check()
+    bench.until(lambda: prefetch.ended_at)
+    done.set()
+    threads[0].join()
+    for fetch in bench.fetches.values():
+        fetch.fill_in_background(0.0)
+        assert fetch.completed.wait(PATIENCE_S)
+    bench.close()

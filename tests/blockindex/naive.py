@@ -217,7 +217,8 @@ def read_hotset(data: bytes) -> HotSet:
 
 
 def hot_extents(rows: list[list[int]]) -> list[tuple[int, int, int, int]]:
-    extents, ends, time_ms = [], {}, 0
+    ends: dict[int, int] = {}
+    extents, time_ms = [], 0
     for layer, jump, size, gap in rows:
         start = ends.get(layer, 0) + (-(jump + 1) // 2 if jump & 1 else jump // 2)
         ends[layer] = start + size

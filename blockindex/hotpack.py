@@ -70,18 +70,26 @@ class HeadReader:
 
     def feed(self, chunk: bytes | memoryview) -> HotPack | None:
         """The pack as soon as its head is whole; nothing may be fed after that. Raises Corrupt, Unsupported; keeps
-        at most MAX_HEAD bytes and this chunk."""
-        self._buffer += chunk
-        if not self._digest and len(self._buffer) >= PROLOGUE_SIZE:
+        at most MAX_HEAD bytes."""
+        view = memoryview(chunk)
+        view = self._take(view)
+        if not self._digest and len(self._buffer) == PROLOGUE_SIZE:
             self._needed, self._digest = _parse_prologue(self._buffer)
+            view = self._take(view)
         if not self._digest or len(self._buffer) < self._needed:
             return None
-        head = bytes(self._buffer[PROLOGUE_SIZE : self._needed])
-        self.rest = bytes(self._buffer[self._needed :])
+        head = bytes(self._buffer[PROLOGUE_SIZE:])
+        self.rest = bytes(view)
         self._buffer.clear()
         if sha256(head).digest() != self._digest:
             raise Corrupt("head", "does not match its digest", PROLOGUE_SIZE)
         return pack_of(head, self._needed)
+
+    def _take(self, view: memoryview) -> memoryview:
+        """Move what is needed of `view` into the buffer; returns the rest."""
+        missing = self._needed - len(self._buffer)
+        self._buffer += view[:missing]
+        return view[missing:]
 
 
 def encode_hotset(hotset: HotSet) -> bytes:

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -31,7 +32,7 @@ PASSWORD = "s3cr:t"
 _HTPASSWD = "me:$2b$04$O/ZPZHr8qdVim0iVNP7auOuetfCC8TPWnv0KCuIdC2aJB45eTYM4m\n"
 _OVERLAID = ("/etc", "/opt", "/root", "/srv", "/usr/local")
 _SOCKETS = {"bootseer": "bootseer/bootseer.sock", "containerd": "containerd/containerd.sock"}
-_CGROUPS = ("default", "k8s.io")  # parents of containers, named after containerd's namespaces; no runtime removes them
+_CGROUPS = ("default", "k8s.io")  # parents of containers' groups, named after containerd's namespaces
 _NEEDS_NETWORK = re.compile(r"-m venv |/pip install ")
 _PACKAGES = ("blockindex", "proto", "snapshotter", "pyproject.toml", "README.md")
 
@@ -49,7 +50,7 @@ class Machine:
         programs = self._programs()
         self._outside = {**workspace.env, "PATH": f"{programs}{os.pathsep}{containerd.path}", "HOME": "/root"}
         self._env = {name: text for name, text in self._outside.items() if "proxy" not in name.lower()}
-        self._cgroups = {path for path in _parents() if path.exists()}
+        self._cgroups = _groups()
         self._closing.callback(self._remove_cgroups)
         for name in _PACKAGES:
             source, target = CHECKOUT / name, self.checkout / name
@@ -199,15 +200,20 @@ class Machine:
             self._sh("bootseer unmount")
 
     def _remove_cgroups(self) -> None:
-        for parent in set(_parents()) - self._cgroups:
-            for group in sorted(parent.rglob("."), reverse=True):
+        """Remove what killed containers leave, and the parents that no runtime removes; none with a process in it."""
+        deadline = time.monotonic() + 5
+        while (left := _groups() - self._cgroups) and time.monotonic() < deadline:
+            for group in sorted(left, reverse=True):
                 with suppress(OSError):
                     group.rmdir()
+            time.sleep(0.02)
 
     def _logs(self) -> str:
         return "\n".join(f"--- {log.name}\n{tail(log)}" for log in sorted(self.home.glob("*.log")))
 
 
-def _parents() -> list[Path]:
+def _groups() -> set[Path]:
+    """The control groups of containers, and their parents, in all hierarchies."""
     root = Path("/sys/fs/cgroup")
-    return [place / name for place in (root, *root.iterdir()) for name in _CGROUPS]
+    parents = (place / name for place in (root, *root.iterdir()) for name in _CGROUPS)
+    return {group for parent in parents if parent.is_dir() for group in (parent, *parent.iterdir()) if group.is_dir()}

@@ -85,7 +85,8 @@ class Bench:
     """Everything that cold starts of one image on one link share.
 
     `indexes` is the directory of layer indexes, `hot` that of hot sets, `working_set_bytes` what the oracle fetches:
-    None where no system that needs it is used. `peers` are references of the image as a peer wants it.
+    None where no system that needs it is used. `peers` are references of the image as a peer wants it. Without
+    `background` our systems bring in only what is read or hot, so that bytes do not depend on time.
     """
 
     workspace: Workspace
@@ -99,6 +100,7 @@ class Bench:
     working_set_bytes: int | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
+    background: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ def _node(bench: Bench, system: System, name: str, verbose: bool) -> Node:
         return Node(bench.workspace, bench.link, name, peer=system.peer)
     toml = f'[hotset]\nurl = "{bench.index_server.url}"\n' if system is System.BOOTSEER_HOT else ""
     toml += '[log]\nlevel = "debug"\n' if verbose else ""
+    toml += "" if bench.background else "[fetch]\nbackground = false\n"
     return Node(bench.workspace, bench.link, name, (bench.index_server.url, ADDRESS), toml)
 
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.rig.artifacts import build_indexes
+from scripts.rig.artifacts import build_indexes, record_hot_set
 from scripts.rig.coldstart import Bench, ColdStart, System, cold_start
 from scripts.rig.errors import RigError
 from scripts.rig.image import CACHE, RECIPES, build
@@ -31,7 +31,7 @@ from scripts.rig.workspace import Workspace
 
 __all__ = ["main"]
 
-SYSTEMS = (System.OVERLAYFS, System.BOOTSEER_FIRST, System.BOOTSEER)
+SYSTEMS = (System.OVERLAYFS, System.BOOTSEER_FIRST, System.BOOTSEER, System.BOOTSEER_HOT)
 """What the demo compares, in the order of its table."""
 
 
@@ -87,11 +87,14 @@ def _run(options: _Options, stack: ExitStack, progress: Progress) -> tuple[Layou
     stack.callback(index_server.close)
     reference = registry.push(layout, f"bench/{recipe.name}")
     progress(f"registry: {reference}, {len(layout.layers)} layers, {layout.size / 1e6:.1f} MB")
-    indexes = None
-    if System.BOOTSEER in options.systems:
+    indexes = hot = None
+    if {System.BOOTSEER, System.BOOTSEER_HOT} & set(options.systems):
         indexes = workspace.directory("built-indexes")
         build_indexes(workspace, link, reference, indexes, progress)
-    bench = Bench(workspace, link, registry, index_server, recipe, reference, indexes)
+        if System.BOOTSEER_HOT in options.systems:
+            hot = workspace.directory("recorded")
+            record_hot_set(workspace, link, recipe, reference, indexes, hot, progress)
+    bench = Bench(workspace, link, registry, index_server, recipe, reference, indexes, hot)
     return layout, _all_rounds(options, bench, progress)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts.rig import coldstart, node
-from scripts.rig.coldstart import Bench, System, cold_start
+from scripts.rig.artifacts import build_indexes, record_hot_set
+from scripts.rig.coldstart import Bench, Extras, System, cold_start
 from scripts.rig.errors import RigError
 from scripts.rig.image import RECIPES, build, cached
 from scripts.rig.indexserver import IndexServer
@@ -109,4 +110,25 @@ def test_bootseer_starts_the_image_lazily(bench: Bench, system: System, tmp_path
     result = cold_start(dataclasses.replace(bench, indexes=tmp_path / "indexes"), system, system.value)
     assert result.output_ok
     assert result.requests > 0
+    assert result.layers["blocks"] > 0
     shutil.rmtree(tmp_path / "indexes")
+
+
+def test_a_hot_start_reads_nothing_on_demand_from_a_pack(bench: Bench, tmp_path: Path) -> None:
+    indexes, hot = tmp_path / "indexes", tmp_path / "hot"
+    build_indexes(bench.workspace, bench.link, bench.reference, indexes, print)
+    record_hot_set(bench.workspace, bench.link, bench.recipe, bench.reference, indexes, hot, print)
+    assert len(list(hot.glob("hot/*/default.bsh"))) == 1
+    quiet = dataclasses.replace(bench, indexes=indexes, hot=hot, background=False)
+    result = cold_start(quiet, System.BOOTSEER_HOT, "hot", Extras(warm=2, together=2))
+    assert result.output_ok and len(result.warm_s) == 2 and len(result.ready_each_s) == 2
+    assert result.layers["hot_blocks"] > 0 and result.layers["demand_fetches"] <= 1
+
+
+def test_the_oracle_fetches_the_working_set_and_nothing_else(bench: Bench) -> None:
+    result = cold_start(dataclasses.replace(bench, working_set_bytes=2_000_000), System.ORACLE, "oracle")
+    assert result.output_ok and result.requests == 1
+    assert 2_000_000 < result.size < 2_200_000
+    assert result.pull_s > 2_000_000 * 8 / 100e6
+    with pytest.raises(RigError, match="working set of the image was not measured"):
+        cold_start(bench, System.ORACLE, "unmeasured")

@@ -40,5 +40,11 @@ def test_table_shows_medians_spreads_and_ratios() -> None:
     assert cells[3] == ["bootseer", "1", "2.00", "0.17", "1.0", "6"]
 
 
+def test_a_hot_start_is_a_row_below_the_others() -> None:
+    lines = table([_run(System.BOOTSEER_HOT, 1.2), *RUNS]).splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["overlayfs", "bootseer", "bootseer-hot"]
+    assert lines[-1].split()[:4] == ["bootseer-hot", "1", "1.20", "0.10"]
+
+
 def test_table_without_overlayfs_has_no_ratio() -> None:
     assert table(RUNS[:1]).splitlines()[-1].split()[:4] == ["bootseer", "1", "2.00", "-"]

@@ -47,6 +47,7 @@ class Plan:
     floor_again: bool = False
     max_load: float | None = None
     any_link: bool = False
+    background: bool = True
 
     def round(self, number: int) -> list[tuple[Recipe, Network, System]]:
         """The runs of one round, the first is number 1, in their order."""
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = 0
     arm()
     try:
-        with Session(plan.networks, progress, any_link=plan.any_link) as session:
+        with Session(plan.networks, progress, any_link=plan.any_link, background=plan.background) as session:
             try:
                 with args.out.open("a") as out:
                     for run in _runs(plan, session, done, progress):
@@ -162,6 +163,7 @@ def _runs(plan: Plan, session: Session, done: Sequence[Run], progress: Progress)
                 "load": machine.load(),
                 "link": session.stages[network.name].tested,
                 "together": plan.together,
+                "background": plan.background,
             }
             label = f"{number}/{plan.rounds} {recipe.name} {network.name} {system.value}"
             run = _one(plan, session, (recipe, network, system), f"r{serial}", more)
@@ -230,6 +232,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     return Plan(
         tuple(recipes), tuple(choose(_names(args.networks))), tuple(systems), args.rounds, seed, args.together,
         0 if args.no_warm else 1, args.timeline, args.measure_floor, args.max_load, args.any_link,
+        not args.no_background,
     )  # fmt: skip
 
 
@@ -262,6 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeline", type=Path, metavar="DIR", help="keep logs of each run in DIR; daemon logs all")
     parser.add_argument("--no-warm", action="store_true", help="no second start on each node")
     parser.add_argument("--measure-floor", action="store_true", help="measure working sets again")
+    parser.add_argument("--no-background", action="store_true", help="ours bring in only what is read or hot")
     parser.add_argument("--any-link", action="store_true", help="use a link that failed its test; times mean nothing")
     parser.add_argument("--max-load", type=float, metavar="L", help="before each run wait for a load of at most L")
     return parser

@@ -44,7 +44,7 @@ class Stage:
 
 class Session:
     """Everything for runs on these networks. All of it ends with `close`, or when it is left. With `any_link`, links
-    that are not what they should be are used all the same."""
+    that are not what they should be are used all the same. Without `background` see `Bench`."""
 
     def __init__(
         self,
@@ -52,8 +52,10 @@ class Session:
         progress: Callable[[str], None],
         cache: Path = CACHE,
         any_link: bool = False,
+        background: bool = True,
     ) -> None:
         self._any_link = any_link
+        self._background = background
         self._progress = progress
         self._cache = cache
         self._layouts: dict[str, Layout] = {}
@@ -78,6 +80,7 @@ class Session:
             registry=stage.registry,
             index_server=stage.index_server,
             deadline_s=self._deadline_s(recipe, network),
+            background=self._background,
         )
 
     def working_set(self, recipe: Recipe, again: bool = False) -> WorkingSet:

@@ -50,7 +50,7 @@ def _fake(runs: list[Run], code: int = 0) -> Callable[[Sequence[str]], int]:
     def run(argv: Sequence[str]) -> int:
         assert argv[: argv.index("--out")] == [
             "--images", "numpy", "--networks", "metro", "--systems", "overlayfs,bootseer", "--rounds", "1",
-            "--no-warm", "--any-link", "--seed", "0",
+            "--no-warm", "--any-link", "--no-background", "--seed", "0",
         ]  # fmt: skip
         Path(argv[-1]).write_text("".join(each.line() for each in runs))
         return code

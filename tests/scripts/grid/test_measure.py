@@ -93,7 +93,7 @@ def test_a_peer_that_is_not_there_is_no_system(monkeypatch: pytest.MonkeyPatch, 
     program.chmod(0o755)
     parsed = measure._plan(argparse.Namespace(
         images="tiny", networks="metro", systems="stargz,overlayfs,stargz", seed=1, rounds=1, together=1, no_warm=False,
-        timeline=None, measure_floor=False, max_load=None, any_link=False,
+        timeline=None, measure_floor=False, max_load=None, any_link=False, no_background=False,
     ))  # fmt: skip
     assert parsed.systems == (System.STARGZ, System.OVERLAYFS)
 

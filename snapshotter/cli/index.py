@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.table import megabytes, table
-from snapshotter.cli.tree import Commands, add_config
+from snapshotter.cli.tree import Commands, add_config, add_plain_http, registry_config
 from snapshotter.config import RegistryConfig
 from snapshotter.errors import InvalidArgument, UserError
 
@@ -35,8 +35,9 @@ def add(commands: Commands) -> None:
     build.add_argument("image", metavar="REF|FILE", help="image reference, OCI layout directory, or one layer blob")
     build.add_argument("--out", metavar="DIR", type=Path, required=True, help="directory of the indexes")
     build.add_argument("--platform", metavar="OS/ARCH", help="platform of the image (default: this machine's)")
-    build.add_argument("--plain-http", action="store_true", help="speak to the registry without TLS")
+    add_plain_http(build)
     build.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_config(build)
     build.set_defaults(run=_build)
     _add_show(verbs)
     _add_verify(verbs)
@@ -54,7 +55,7 @@ def _add_show(verbs: Commands) -> None:
     show.add_argument("--path", metavar="PATH", help="a file in the image")
     show.add_argument("--bytes", metavar="START-END", type=_byte_range, help="of it these bytes only, END not included")
     show.add_argument("--platform", metavar="OS/ARCH", help="platform of the image (default: this machine's)")
-    show.add_argument("--plain-http", action="store_true", help="speak to the registry without TLS")
+    add_plain_http(show)
     show.add_argument("--json", action="store_true", help="print the result as JSON")
     add_config(show)
     show.set_defaults(run=_show)
@@ -93,11 +94,11 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _build(args: argparse.Namespace) -> int:
     from snapshotter.cli.building import build_all
-    from snapshotter.registry import Registry, parse_reference
+    from snapshotter.registry import Registry
 
     _prepare(args.out)
-    plain_http = (parse_reference(args.image).api_host,) if args.plain_http and not Path(args.image).exists() else ()
-    with closing(Registry(RegistryConfig(plain_http=plain_http))) as registry:
+    config = RegistryConfig() if Path(args.image).exists() else registry_config(args)
+    with closing(Registry(config)) as registry:
         jobs = _jobs(args, registry)
         progress = Progress(sum(job.size for job in jobs))
         try:

@@ -23,10 +23,11 @@ from blockindex.layerindex import LayerIndex
 from blockindex.summary import Cost, Summary, cost_of, summarise
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.table import megabytes, table
-from snapshotter.config import RegistryConfig, load_config
+from snapshotter.cli.tree import registry_config
+from snapshotter.config import load_config
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, UserError
 from snapshotter.model import Digest
-from snapshotter.registry import FileBlob, IndexDirectory, OciLayout, Registry, parse_platform, parse_reference
+from snapshotter.registry import FileBlob, IndexDirectory, OciLayout, Registry, parse_platform
 
 __all__ = ["show", "verify"]
 
@@ -122,8 +123,7 @@ def _layers(args: argparse.Namespace, path: Path) -> list[Digest]:
     if path.is_dir():
         layers = OciLayout(path).resolve(platform).layers
     else:
-        plain_http = (parse_reference(args.image).api_host,) if args.plain_http else ()
-        with closing(Registry(RegistryConfig(plain_http=plain_http))) as registry:
+        with closing(Registry(registry_config(args))) as registry:
             layers = registry.resolve(args.image, platform).layers
     return list(dict.fromkeys(layer.digest for layer in layers))
 

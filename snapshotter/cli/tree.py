@@ -1,12 +1,14 @@
 """What the command files share: the type of a group of commands, and the options that several have."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshotter.config import DEFAULT_PATH
+from snapshotter.config import DEFAULT_PATH, RegistryConfig, load_config
+from snapshotter.errors import InvalidArgument, UserError
 
-__all__ = ["Commands", "add_config", "add_containerd_address"]
+__all__ = ["Commands", "add_config", "add_containerd_address", "add_plain_http", "registry_config"]
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -19,6 +21,25 @@ def add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config", type=Path, metavar="FILE", help=f"configuration (default: {DEFAULT_PATH} if it exists)"
     )
+
+
+def add_plain_http(command: argparse.ArgumentParser) -> None:
+    """Declare `--plain-http`; `registry_config` reads it."""
+    command.add_argument("--plain-http", action="store_true", help="speak to the registry without TLS")
+
+
+def registry_config(args: argparse.Namespace) -> RegistryConfig:
+    """How to talk to the registry of the reference `args.image`: as `--config` and `--plain-http` say. UserError where
+    either is wrong."""
+    from snapshotter.registry import parse_reference
+
+    config = load_config(args.config).registry
+    if not args.plain_http:
+        return config
+    try:
+        return replace(config, plain_http=(*config.plain_http, parse_reference(args.image).api_host))
+    except InvalidArgument as error:
+        raise UserError(str(error)) from error
 
 
 def add_containerd_address(command: argparse.ArgumentParser) -> None:

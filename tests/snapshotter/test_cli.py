@@ -275,7 +275,9 @@ def test_blob_that_does_not_match_its_digest(layout: tuple[Path, list[str]], tmp
     ("image", "more", "code", "words"),
     [
         ("UPPER/Case:1", [], 2, "not a repository name"),
+        ("UPPER/Case:1", ["--plain-http"], 2, "not a repository name"),
         ("127.0.0.1:1/app:1", [], 1, "refused"),
+        ("127.0.0.1:1/app:1", ["--config", "/nowhere.toml"], 2, "/nowhere.toml"),
         ("app", ["--platform", "linux"], 2, "'linux' is not a platform"),
         ("{tmp}", [], 2, "not an OCI layout"),
         ("app", ["--out", "/proc/nowhere"], 2, "--out /proc/nowhere: "),
@@ -458,6 +460,25 @@ def test_build_gives_up_on_a_dead_registry(
         server.behaviour = lambda request: Status(503) if "/blobs/" in request.path else None
         assert main(["index", "build", f"{server.host}/app:1", "--out", str(tmp_path / "out"), "--json"]) == 1
         assert [layer["status"] for layer in json.loads(capsys.readouterr().out)["layers"]] == ["failed", "failed"]
+
+
+def test_build_and_show_talk_to_the_registry_as_configured(
+    layout: tuple[Path, list[str]], tmp_path: Path, capsys: Out
+) -> None:
+    """The hosts of a name that no DNS knows come from `hosts_dir` of --config."""
+    directory, digests = layout
+    hosts, config, out = tmp_path / "hosts", tmp_path / "c.toml", tmp_path / "out"
+    (hosts / "registry.invalid").mkdir(parents=True)
+    config.write_text(f'[registry]\nhosts_dir = "{hosts}"\n[index]\nurl = "{out}"\n')
+    with registry_of(directory) as server:
+        (hosts / "registry.invalid/hosts.toml").write_text(f'server = "http://{server.host}"\n')
+        argv = ["registry.invalid/app:1", "--config", str(config), "--platform", "linux/amd64"]
+        assert main(["index", "build", *argv, "--out", str(out)]) == 0
+        assert set(indexes(out)) == {index_name(digest) for digest in digests}
+        capsys.readouterr()
+        assert main(["index", "show", *argv, "--json"]) == 0
+        shown = [layer["blob_digest"] for layer in json.loads(capsys.readouterr().out)["layers"]]
+        assert shown == list(dict.fromkeys(digests))
 
 
 def test_interrupt_of_build_stops_its_workers(

@@ -19,11 +19,9 @@ Locking: `_lock` guards state and tables. It is taken under a layer's lock (`Pro
 
 import logging
 import time
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 from threading import Condition
@@ -38,6 +36,7 @@ from snapshotter.model import Digest
 from snapshotter.registry.hotdir import HotFile, HotStream
 
 from .host import Host, Lane
+from .hottable import HotTable
 from .layer import LayerFetch
 from .packplan import PackPlan, Segment
 
@@ -51,7 +50,6 @@ _HEAD_BYTES = 1 << 20  # asked for at a time of a head that the look-up's reques
 _STALL_S = 30.0
 _ATTEMPTS = 4
 _BACKOFF_S = 0.2
-_WHOLE_SHARE = 0.6  # of an image's blocks: from there on its layers are downloaded as they are
 
 
 class State(Enum):
@@ -85,26 +83,6 @@ class _Promise:
         return self._prefetch.keeps(self._layer, block)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A layer's extents, ascending: blocks `[start, end)`, and the row of the set that each is."""
-
-    starts: "array[int]"
-    ends: "array[int]"
-    rows: "array[int]"
-
-    @staticmethod
-    def of(found: list[tuple[int, int, int]]) -> "_Rows":
-        """From (start, end, row), in any order."""
-        starts, ends, rows = zip(*sorted(found), strict=True)
-        return _Rows(array("Q", starts), array("Q", ends), array("Q", rows))
-
-    def row_of(self, block: int) -> int | None:
-        """The row of the set that holds the block."""
-        place = bisect_right(self.starts, block) - 1
-        return self.rows[place] if place >= 0 and block < self.ends[place] else None
-
-
 class Prefetch:
     """One image's. `start` begins it; everything else happens on the host's threads."""
 
@@ -131,12 +109,10 @@ class Prefetch:
         self._layers: dict[int, LayerFetch] = {}  # that are in the store, by position in `_digests`
         self._unfit: set[int] = set()  # those that have another layout than the set speaks of
         self._promises: dict[int, _Promise] = {}
-        self._hotset: HotSet | None = None
+        self._table: HotTable | None = None
         self._workload, self._hot_blocks = "", 0
-        self._positions: list[int] = []  # of the set's layers in `_digests`
         self._file: HotFile | None = None
         self._plan: PackPlan | None = None
-        self._rows: dict[int, _Rows] = {}  # by position; replaced as a whole
         self._held: list[tuple[int, list[tuple[HotExtent, memoryview]]]] = []
         self._held_bytes = 0
         self._runs_left: set[int] = set()  # positions of layers whose spans are still to be asked for
@@ -245,8 +221,7 @@ class Prefetch:
         if not self._take_set(pack.hotset):
             self._end(State.OVER)
             return None
-        blocks = sum(layer.blocks for layer in pack.hotset.layers)
-        if pack.codec is Codec.NONE or pack.hotset.block_count >= _WHOLE_SHARE * blocks:
+        if pack.codec is Codec.NONE or (self._table is not None and self._table.is_whole):
             self._bring_spans()
             return None
         self._flush()
@@ -273,30 +248,20 @@ class Prefetch:
         return plan
 
     def _take_set(self, hotset: HotSet) -> bool:
-        """Index the set's extents by layer; whether it has any that this image can use."""
-        places = {digest: position for position, digest in enumerate(self._digests)}
-        if any(layer.digest not in places for layer in hotset.layers):
-            return False
-        rows: dict[int, list[tuple[int, int, int]]] = {}
-        positions = [places[Digest(layer.digest)] for layer in hotset.layers]
-        for number, extent in enumerate(hotset.extents):
-            rows.setdefault(positions[extent.layer], []).append((extent.start, extent.end, number))
-        tables = {position: _Rows.of(found) for position, found in rows.items()}
+        """Use this set from now on; whether there is anything to it."""
+        table = HotTable(hotset)
         with self._lock:
             if self._is_over():
                 return False
-            self._hotset, self._positions, self._rows = hotset, positions, tables
+            self._table = table
             self._workload, self._hot_blocks = hotset.workload, hotset.block_count
             self._unfit = {position for position, layer in self._layers.items() if not self._fits(position, layer)}
-        return bool(rows)
+        return bool(hotset.extents)
 
     def _fits(self, position: int, layer: LayerFetch) -> bool:
         """Whether the set, if one is known, speaks of the blocks that the layer has."""
-        if self._hotset is None or position not in self._rows:
-            return True
-        stated = self._hotset.layers[self._positions.index(position)]
         record = layer.files.record
-        if stated.blocks == record.blocks and stated.layout == record.layout:
+        if self._table is None or self._table.fits(position, record):
             return True
         _log.warning(
             "prefetch.other_layout layer=%s image_key=%s its hot set was made with another layout of the layer",
@@ -308,13 +273,11 @@ class Prefetch:
     def _absent(self, rows: Iterable[int]) -> bool:
         """Whether a block of these extents (rows of the set) is missing. One that is in doubt after a power cut is
         not: it is checked when it is read."""
-        hotset, layers = self._hotset, self._layers
-        for row in rows if hotset is not None else ():
-            assert hotset is not None
-            extent = hotset.extents[row]
-            position = self._positions[extent.layer]
-            layer = layers.get(position)
-            if position in self._unfit:
+        table, layers = self._table, self._layers
+        extents = table.hotset.extents if table is not None else ()  # over
+        for extent in (extents[row] for row in rows if extents):
+            layer = layers.get(extent.layer)
+            if extent.layer in self._unfit:
                 continue
             if layer is None or ABSENT in layer.files.present[extent.start : extent.end]:
                 return True
@@ -403,7 +366,7 @@ class Prefetch:
             with self._lock:  # between `_store` and here a layer may have come in, and `flush` have gone by
                 if self.state is not State.STREAMING:
                     return
-                if not any(self._is_known(self._positions[extent.layer]) for extent, _ in left):
+                if not any(self._is_known(extent.layer) for extent, _ in left):
                     self._held.append((number, left))
                     self._held_bytes += plan.pack.frames[number].raw_size  # of which `left` are views
                     return
@@ -419,9 +382,8 @@ class Prefetch:
         """Store what can be; returns the rest."""
         left = []
         for extent, data in extents:
-            position = self._positions[extent.layer]
-            layer = self._attached(position)
-            if position in self._unfit:
+            layer = self._attached(extent.layer)
+            if extent.layer in self._unfit:
                 continue
             if layer is None:
                 left.append((extent, data))
@@ -489,17 +451,16 @@ class Prefetch:
         with self._lock:
             if self._is_over():
                 return
-            self._runs_left = set(self._rows)
+            self._runs_left = self._table.layers if self._table is not None else set()
             self.state = State.STREAMING
         self._flush()
         self._reconsider()
         self._check_over()
 
     def _ask_for_spans(self) -> None:
-        hotset = self._hotset
-        if hotset is None:  # over
+        table = self._table
+        if table is None:  # over
             return
-        whole = hotset.block_count >= _WHOLE_SHARE * sum(layer.blocks for layer in hotset.layers)
         for position in sorted(self._runs_left):
             with self._lock:
                 layer = self._layers.get(position)
@@ -509,11 +470,8 @@ class Prefetch:
                 if layer is None or position in self._unfit:
                     continue
                 self._flights += 1
-            blocks = [(0, layer.files.record.blocks)] if whole else self._blocks_of(hotset, position)
+            blocks = [(0, layer.files.record.blocks)] if table.is_whole else table.blocks_of(position)
             layer.fetch_hot(blocks, self._streams, self._spans_came)
-
-    def _blocks_of(self, hotset: HotSet, position: int) -> list[tuple[int, int]]:
-        return [(extent.start, extent.end) for extent in hotset.extents if self._positions[extent.layer] == position]
 
     def _spans_came(self) -> None:
         with self._lock:
@@ -526,10 +484,10 @@ class Prefetch:
         """See `_Promise.keeps`. Called under the layer's lock."""
         if self.state is State.LOOKING:
             return time.monotonic() < self._began_at + _LOOK_S
-        plan, rows = self._plan, self._rows.get(position)
-        if self.state is not State.STREAMING or plan is None or rows is None or position in self._unfit:
+        plan, table = self._plan, self._table
+        if self.state is not State.STREAMING or plan is None or table is None or position in self._unfit:
             return False
-        row = rows.row_of(block)
+        row = table.row_of(position, block)
         if row is None:
             return False
         coming, brought_forward = plan.hurry(self._frame_of(plan.pack, row))
@@ -589,8 +547,8 @@ class Prefetch:
             self.ended_at = time.monotonic()
             promises = [(self._layers[position], promise) for position, promise in self._promises.items()]
             # What ended prefetches keep is remembered for long: nothing large, and no layer that may be removed.
-            self._layers, self._promises, self._rows = {}, {}, {}
-            self._hotset = self._plan = self._file = None
+            self._layers, self._promises = {}, {}
+            self._table = self._plan = self._file = None
             self._held, self._held_bytes = [], 0
             self._runs_left = set()
             self._lock.notify_all()

@@ -612,7 +612,7 @@ def test_one_that_is_over_keeps_no_layer_and_no_set(bench: HotBench) -> None:
     del bench.fetches[0]
     gc.collect()
     assert kept() is None
-    assert prefetch._hotset is None and prefetch._plan is None and not prefetch._rows
+    assert prefetch._table is None and prefetch._plan is None and prefetch._file is None
 
 
 def test_an_answer_that_comes_too_late_is_not_used(
@@ -626,7 +626,7 @@ def test_an_answer_that_comes_too_late_is_not_used(
     bench.until(lambda: prefetch.tend() or prefetch.ended_at)
     bench.finder.go.set()
     bench.settle()
-    assert prefetch.blocks == 0 and prefetch._hotset is None and not prefetch._rows and prefetch._file is None
+    assert prefetch.blocks == 0 and prefetch._table is None and prefetch._file is None
     assert bench.pack.open == 0
 
 

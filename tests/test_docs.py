@@ -98,7 +98,25 @@ def _demo_options(command: str, tmp_path: Path) -> None:
     assert "usage: demo" in subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
 
 
+def _bench_options(command: str, tmp_path: Path) -> None:
+    """The options only, as above."""
+    words = shlex.split(command.removeprefix("sudo ").removeprefix("./scripts/bench"))
+    argv = [sys.executable, "-m", "scripts.rig.bench", *words, "--help"]
+    shown = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+    assert f"usage: scripts/bench {words[0]}" in shown
+
+
 HERE: dict[str, Callable[[str, Path], None]] = {
+    "sudo ./scripts/bench images": _bench_options,
+    "sudo ./scripts/bench run --images numpy --networks metro --rounds 5 --out results.jsonl": _bench_options,
+    "sudo ./scripts/bench run --images numpy --networks metro --systems bootseer --together 50 --out results.jsonl": (
+        _bench_options
+    ),
+    "sudo ./scripts/bench run --images numpy --systems bootseer-hot --rounds 1 --out one.jsonl --timeline kept": (
+        _bench_options
+    ),
+    "./scripts/bench report --timeline kept/numpy-metro-bootseer-hot-1": _bench_options,
+    "./scripts/bench report results.jsonl --markdown --plots plots": _bench_options,
     "bootseer config show": _config_show,
     "bootseer index build registry.example/team/app:1.2 --out /srv/indexes": _index_build,
     "containerd --config /etc/containerd/config.toml config dump": _config_dump,
@@ -112,6 +130,7 @@ ELSEWHERE = {
         "tests/scripts/nodebench/test_command.py",
         '"-m", "scripts.rig.bench", "node"',
     ),
+    "sudo ./scripts/bench check": ("tests/scripts/grid/test_check.py", '"-m", "scripts.rig.bench", "check"'),
     "sudo ./scripts/setup": ("tests/scripts/test_setup.py", '[CHECKOUT / "scripts" / "setup"]'),
 }
 CLIENTS = {FETCH, *(case.command for case in CASES)}

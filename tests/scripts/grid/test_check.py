@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from scripts.rig.grid import check
 from scripts.rig.grid.run import Run
+from scripts.rig.link import CHECKOUT
 from tests.scripts.grid.runs import a_run
 
 BASELINE = {"numpy": {"bootseer": {"requests": 20, "bytes": 1_000_000}}}
@@ -79,6 +82,14 @@ def test_update_writes_what_was_measured_and_keeps_what_was_not(baseline: Path) 
     assert json.loads(baseline.read_text()) == {
         "numpy": {"bootseer": {"requests": 11, "bytes": 12}, "bootseer-hot": {"requests": 5, "bytes": 6}}
     }
+
+
+@pytest.mark.system
+@pytest.mark.timeout(900)
+def test_cold_starts_need_no_more_than_they_did() -> None:
+    argv = [sys.executable, "-m", "scripts.rig.bench", "check"]
+    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_committed_baseline_is_one() -> None:

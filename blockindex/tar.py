@@ -101,7 +101,8 @@ class TarReader:
 
     def finish(self) -> Tree:
         """The tree, once the whole stream was fed; Corrupt if the stream is cut. An archive that ends at a header's
-        place without its end mark is whole, as for GNU tar and containerd, and so is one without its last padding."""
+        place without its end mark is whole, as for GNU tar and containerd, and so is one without its last padding, as
+        for containerd: umoci 0.4.7 writes such."""
         whole = self._next in (None, self._on_header, self._on_link_payload, self._on_second_zero)
         if not whole or self._partial or self._skip > self._padding:
             raise Corrupt("tar stream", "ends inside an entry: truncated", self._position)

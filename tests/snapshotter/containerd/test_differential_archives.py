@@ -90,6 +90,11 @@ def test_ends(both: Both, tail: bytes) -> None:
     _assert_same(both, [file(b"a", b"1") + tail, tail if len(tail) > 1024 else END])
 
 
+def test_an_end_without_padding(both: Both) -> None:
+    """The archive ends with its last file's last byte, as umoci writes it."""
+    _assert_same(both, [file(b"a", b"1") + header(b"b", size=5) + b"67890"])
+
+
 @pytest.mark.parametrize("form", ["oci", "v2s2"])
 @pytest.mark.parametrize("kind", ["zstd", "zstd frames", "plain", "members"])
 def test_media_types_that_lie(both: Both, kind: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from .config import Config
 from .errors import UserError
 from .fuse.device import Connection, connect
 from .fuse.ring import Ring
+from .kernel.heap import limit_arenas
 from .record import log as record_log
 
 __all__ = ["Resources", "Supervisor", "run"]
@@ -267,6 +268,7 @@ def run(config: Config) -> int:
         _lock(store_lock, Path(config.root), "root")
         soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, soft_limit))
+        limit_arenas(1)  # the interpreter lock lets threads allocate one at a time anyway
         store = BlockStore(Path(config.root))
         store.recover(Path("/proc/sys/kernel/random/boot_id").read_text())
         record_log.create(record_log.directory(config.root_path))

@@ -67,9 +67,10 @@ class HotDirectory:
     """One directory of hot sets: an http(s) URL, a file URL or a path. Thread-safe."""
 
     def __init__(
-        self, location: str, timeout_s: float, connections: int = 8, clock: Callable[[], float] = time.monotonic
+        self, location: str, timeout_s: float, connections: int = 16, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`timeout_s` bounds connecting, and each wait for a byte."""
+        """`timeout_s` bounds connecting, and each wait for a byte. `connections`: streams of some images, and one for
+        each reader that hurries a frame."""
         self._location = location.rstrip("/")
         self._path = local_path(location)
         self._transport = Transport(connections=connections, connect_timeout_s=timeout_s, read_timeout_s=timeout_s)

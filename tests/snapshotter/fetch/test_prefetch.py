@@ -606,8 +606,9 @@ def test_one_that_is_over_keeps_no_layer_and_no_set(bench: HotBench) -> None:
     prefetch = bench.start()
     bench.over(prefetch)
     bench.settle()
-    bench.come_in(0)
     prefetch.flush()
+    prefetch._attached(0)  # as a stream does that runs on for a moment
+    assert not prefetch._layers and not bench.fetches[0]._promises
     kept = weakref.ref(bench.fetches[0])
     del bench.fetches[0]
     gc.collect()

@@ -5,13 +5,16 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from blockindex.hotset import image_key
 from blockindex.model import BLOCK
 from snapshotter.blockstore import LayerRecord, node_id, node_name
-from snapshotter.config import Config, FetchConfig
+from snapshotter.config import Config, FetchConfig, HotSetConfig
 from snapshotter.errors import InvalidArgument
 from snapshotter.fetch.hotsets import HotSources
 from snapshotter.fetch.process import FetchProcess
@@ -170,6 +173,49 @@ def test_a_layer_that_is_being_opened_holds_up_no_reader_of_another(bench: Bench
         looking.start()
         looking.join(5.0)
         assert not looking.is_alive()
+
+
+def _keys(bench: Bench) -> list[str]:
+    return [row["image_key"] for row in bench.process._prefetches.status()]
+
+
+def _await_end_of_look_up(bench: Bench, layers: list[str]) -> None:
+    deadline = time.monotonic() + 5.0
+    while bench.process.hot({"image": IMAGE, "layers": layers})["state"] == "unknown":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_pull_begins_to_look_for_the_hot_set_of_its_image(bench: Bench) -> None:
+    layers = [str(bench.layer.digest)]
+    bench.process.ensure({"image": IMAGE, "digest": bench.layer.digest, "siblings": [], "layers": layers})
+    assert _keys(bench) == [image_key(layers)]
+    _await_end_of_look_up(bench, layers)
+    assert bench.process.hot({"image": IMAGE, "layers": layers}) == {"state": "none"}
+
+
+def test_a_process_that_has_lost_its_prefetches_takes_them_up_when_it_is_told_of_the_image(bench: Bench) -> None:
+    bench.ensure(IMAGE)
+    name, layers = node_name(bench.layer.digest), [str(bench.layer.digest)]
+    assert not bench.process.complete({"name": name, "wait_s": 0.0})
+    assert _keys(bench) == []
+    assert not bench.process.complete({"name": name, "wait_s": 0.0, "image": IMAGE, "layers": layers})
+    assert _keys(bench) == [image_key(layers)]
+    _await_end_of_look_up(bench, layers)
+
+
+def test_without_prefetching_nothing_is_looked_for(bench: Bench) -> None:
+    bench.process._config = replace(bench.config, hotset=HotSetConfig(prefetch=False))
+    bench.process.ensure({"image": IMAGE, "digest": bench.layer.digest, "siblings": [], "layers": ["sha256:x"]})
+    assert bench.process.hot({"image": IMAGE, "layers": ["sha256:x"]}) == {"state": "none"}
+    assert _keys(bench) == []
+
+
+def test_an_image_has_one_host_whoever_names_it_first(bench: Bench) -> None:
+    """Two would not know of each other's readers."""
+    with ThreadPoolExecutor(8) as pool:
+        hosts = list(pool.map(lambda _: bench.process._host("registry.test"), range(64)))
+    assert len(set(map(id, hosts))) == 1
 
 
 def _wait_until_free(ring: Ring) -> None:

@@ -333,7 +333,9 @@ def _fields_are_documented(status: dict[str, object]) -> None:
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     layers = status["layers"]
     assert isinstance(layers, list)
-    real = {*status, *layers[0], *(field.name for field in dataclasses.fields(OrdinaryLayers))}
+    prefetches = status["prefetches"]
+    assert isinstance(prefetches, list)
+    real = {*status, *layers[0], *prefetches[0], *(field.name for field in dataclasses.fields(OrdinaryLayers))}
     assert real <= named, "fields that docs/operations.md does not name"
     assert named - real == {"problem"}, "fields that the daemon does not give"
 

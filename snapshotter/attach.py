@@ -22,6 +22,7 @@ import os
 import re
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -116,8 +117,15 @@ class Attacher:
 
     def holders(self, pattern: str) -> list[str]:
         """Loop devices that still stand on files of this connection whose names match the shell pattern: of a container
-        that outlives the mount, or one that is about to free itself."""
-        found = []
+        that outlives the mount, or one that is about to free itself. Looks at every loop device: 40 us each."""
+        return [device for device, _ in self._held(pattern)]
+
+    def held_slots(self) -> set[int]:
+        """Slots of private files on which loop devices stand."""
+        return {int(name.partition(".")[2], 16) for _, name in self._held("*.??")}
+
+    def _held(self, pattern: str) -> Iterator[tuple[str, str]]:
+        """(loop device, file name)."""
         for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
             path = f"/dev/{backing.parts[3]}"
             try:
@@ -129,13 +137,12 @@ class Attacher:
                 continue
             try:
                 if loop.status(device).device == self._device:
-                    found.append(path)
+                    yield path, file[1:]
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
             finally:
                 os.close(device)
-        return found
 
     def detach(self, digest: Digest) -> None:
         """Unmount the layer; running containers that still hold it keep it (their overlay has its own reference)."""

@@ -16,7 +16,7 @@ anything is mounted, and deleted after all is unmounted. `load`, at the start, t
 there, and clears away the rest, of another boot too. The hot set is saved before the slot's file says that the
 recording has ended; one that was killed in between throws it away.
 
-Locking: `_lock` guards the tables and is held for no call to anyone; each slot's `reading` is held while its log is
+Locking: `_lock` guards the tables; nothing waits under it. Each slot's `reading` is held while its log is
 read and its recording ended. `_lock` may be taken under `reading`, not the other way round.
 """
 
@@ -119,6 +119,7 @@ class Recorder:
         self._by_key: dict[str, _Slot] = {}
         self._armed: dict[tuple[str, str], _Armed] = {}
         self._last = 0
+        self._used: set[int] = set()  # slots that may be held still: to look costs too much for every Prepare
         self._counts = {"opened": 0, "kept": 0, "discarded": 0}
         self._wake = threading.Event()
         self._stopping = False
@@ -148,6 +149,7 @@ class Recorder:
             self._slots[number] = self._by_key[recording.key] = slot
             if slot.reader is not None and not self._logs.is_open(number):
                 self._end(slot, End(False, "the service was killed while it ended, or its log failed"))
+        self._used |= self._attacher.held_slots()
         for log in self._directory.glob("*.log"):
             if int(log.stem, 16) not in self._slots:
                 self._clear(int(log.stem, 16))
@@ -298,8 +300,7 @@ class Recorder:
                 return None
             for step in range(1, len(SLOTS) + 1):
                 number = (self._last + step - 1) % len(SLOTS) + 1
-                # an old container that was never unmounted properly would be recorded with the new one
-                if number not in self._slots and not self._attacher.holders(f"*.{number:02x}"):
+                if number not in self._slots and not self._is_held(number):
                     break
             else:
                 return None
@@ -308,6 +309,11 @@ class Recorder:
             slot = _Slot(recording, Touched(recording, _name_of))
             self._slots[number] = self._by_key[recording.key] = slot
             return slot
+
+    def _is_held(self, number: int) -> bool:
+        """Whether something of the slot's last container still stands on its files, although they are unmounted: it
+        would be recorded with the next one."""
+        return number in self._used and bool(self._attacher.holders(f"*.{number:02x}"))
 
     def _opened(self, slot: _Slot) -> Mapping[Digest, Path]:
         """Open the log, then mount; nothing when one of it fails."""
@@ -461,6 +467,7 @@ class Recorder:
         self._attacher.detach_private(f"*.{number:02x}")
         self._clear(number)
         with self._lock:
+            self._used.add(number)
             del self._slots[number]
 
     def _clear(self, number: int) -> None:

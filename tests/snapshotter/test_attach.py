@@ -262,6 +262,29 @@ def test_a_new_daemon_takes_away_the_file_backed_mounts_of_an_earlier_one(
     assert attacher.mounted()[target.name] == str(target)
 
 
+# -- private mounts ----------------------------------------------------------------------------------------------------
+
+
+def test_a_private_mount_has_its_own_file_and_reads_little_ahead(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    attacher = _attacher(tmp_path, fuse, "loop")
+    shared, private = attacher.attach(RECORD), attacher.attach(RECORD, 0x1F)
+    name = node_name(DIGEST)
+    assert (shared.name, private.name) == (name, f"{name}.1f")
+    assert ("open", private.name) in kernel.calls and ("loop", private.name) in kernel.calls
+    assert kernel.calls.count(("read_ahead", "16")) == 2
+    attacher.warm(DIGEST)
+    assert kernel.calls.count(("read_ahead", "1024")) == 1
+    attacher.warm(DIGEST, 0x1F)
+    assert kernel.calls.count(("read_ahead", "1024")) == 2
+    assert attacher.mounted() == {name: str(shared)} and attacher.private() == [private.name]
+    attacher.detach(DIGEST)
+    assert attacher.private() == [private.name]
+    attacher.attach(RECORD, 0x20)
+    attacher.detach_private("*.1f")
+    assert attacher.private() == [f"{name}.20"] and not private.exists()
+    assert unmount_all(tmp_path / "root") == [str(attacher.path(DIGEST, 0x20))]
+
+
 # -- the daemon is gone ------------------------------------------------------------------------------------------------
 
 

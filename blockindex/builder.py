@@ -226,8 +226,7 @@ class LayerBuilder:
         diff_id = "sha256:" + self._tar_hash.hexdigest()
         data_size = self._tar.data_size
         metadata, implied_dirs = self._take_tree(image_uuid(diff_id))
-        windows = bytes(self._spans.windows)
-        self._spans.windows.clear()  # 35 MB of a layer of 20 GB
+        windows = self._spans.windows  # not copied: 40 MB and more of a layer of 20 GB
         return LayerIndex(
             blob_digest=blob_digest,
             blob_size=self._blob_size,

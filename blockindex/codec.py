@@ -34,6 +34,7 @@ __all__ = [
     "encode_index",
     "head_end",
     "index_name",
+    "index_parts",
     "with_windows",
 ]
 
@@ -61,6 +62,12 @@ def index_name(blob_digest: str) -> str:
 
 def encode_index(index: LayerIndex) -> bytes:
     """The whole index file. Unsupported when `decode_index` would not accept its size."""
+    return b"".join(index_parts(index))
+
+
+def index_parts(index: LayerIndex) -> tuple[bytes, bytes, bytes | bytearray]:
+    """The index file in parts, to be written one after the other: the windows, most of a huge layer's index, are not
+    copied. Unsupported as `encode_index`."""
     spans = index.spans
     if max(len(index.files), len(spans)) > MAX_ROWS or len(index.metadata) > _MAX_METADATA:
         raise Unsupported(
@@ -85,7 +92,7 @@ def encode_index(index: LayerIndex) -> bytes:
         implied_dirs=index.implied_dirs,
     ).SerializeToString(deterministic=True)
     prologue = _PROLOGUE.pack(_MAGIC, FORMAT_VERSION, 0, len(head), sha256(head).digest())
-    return b"".join((prologue, head, spans.windows))
+    return prologue, head, spans.windows
 
 
 def head_end(prologue: bytes) -> int:

@@ -70,7 +70,12 @@ class SpanTable(Sequence[Span]):
     __slots__ = ("_window_ends", "block_ends", "block_starts", "columns", "windows", "windows_digest")
 
     def __init__(
-        self, columns: SpanColumns, files: FileTable, tar_size: int, windows: bytes | None, windows_digest: bytes
+        self,
+        columns: SpanColumns,
+        files: FileTable,
+        tar_size: int,
+        windows: bytes | bytearray | None,
+        windows_digest: bytes,
     ) -> None:
         self.columns = columns
         self.windows = windows

@@ -11,6 +11,7 @@ where they are made. After an error the reader must be dropped.
 
 import stat
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from blockindex.errors import Corrupt, Unsupported
@@ -189,7 +190,7 @@ class TarReader:
     def _on_entry(self, header: Header, block: bytes, offset: int) -> None:
         pax, name, link, size = self._pax, header.name, header.linkname, header.size
         if pax is None and self._long_name is None and self._long_link is None:
-            attributes = Attributes(header.mode, header.uid, header.gid, header.mtime * _NS)
+            attributes = Attributes(header.mode, header.uid, header.gid, _in_ns(header.mtime))
         else:
             pax = pax or Pax()
             name = sparse_name(pax) or self._long_name or pax.path or name
@@ -350,12 +351,18 @@ def _place_of(name: bytes, offset: int) -> tuple[list[bytes], Role]:
     return parts, role_of(parts) if b".wh." in name or not parts else _ENTRY
 
 
+@lru_cache(maxsize=4096)
+def _in_ns(seconds: int) -> int:
+    """One int object for all entries of a second: 36 bytes each less in the tree."""
+    return seconds * _NS
+
+
 def _merged(header: Header, pax: Pax) -> Attributes:
     return Attributes(
         header.mode,
         header.uid if pax.uid is None else pax.uid,
         header.gid if pax.gid is None else pax.gid,
-        header.mtime * _NS if pax.mtime_ns is None else pax.mtime_ns,
+        _in_ns(header.mtime) if pax.mtime_ns is None else pax.mtime_ns,
         pax.xattrs,
     )
 

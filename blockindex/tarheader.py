@@ -46,7 +46,6 @@ def number(field: bytes) -> int:
     return _unusual_number(field)
 
 
-@lru_cache(maxsize=1024)  # an archive that has such fields has the same ones again
 def _unusual_number(field: bytes) -> int:
     if field and field[0] & 0x80:
         value = int.from_bytes(field, "big")
@@ -59,6 +58,10 @@ def _unusual_number(field: bytes) -> int:
     if not digits.isdigit():
         raise ValueError(f"{field!r} is not an octal number")
     return int(digits, 8)
+
+
+_repeated = lru_cache(maxsize=4096)(number)
+"""For modes, owners and times, which most entries share: faster, and one int object for all of them."""
 
 
 def parse_header(block: bytes, offset: int) -> Header:
@@ -77,11 +80,11 @@ def parse_header(block: bytes, offset: int) -> Header:
         stored = number(size)
         header = Header(
             name,
-            number(mode),
-            number(uid),
-            number(gid),
+            _repeated(mode),
+            _repeated(uid),
+            _repeated(gid),
             stored,
-            number(mtime),
+            _repeated(mtime),
             kind,
             linkname.partition(b"\0")[0],
             is_gnu,

@@ -9,7 +9,9 @@ The data region follows right behind, so a file's start block is known as soon a
 """
 
 import stat
+from array import array
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from blockindex.erofs.ondisk import (
@@ -69,11 +71,12 @@ def build_metadata(tree: Tree, data_size: int, uuid: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _DirPlan:
-    """A directory's names by block, its parent, its size, and the first of its whole blocks (counted from the start of
-    the block area); the last block is the tail if `inline`."""
+    """A directory's parent, how many names each of its blocks has, its size, and the first of its whole blocks (counted
+    from the start of the block area); the last block is the tail if `inline`. (The names themselves, sorted, would take
+    64 bytes each until they are written: they are sorted once more then.)"""
 
     parent: Dir
-    blocks: list[_Names]
+    counts: "array[int]"
     size: int
     start: int
     inline: bool
@@ -100,7 +103,7 @@ class _Plan:
         todo: list[tuple[Dir, Dir]] = [(root, root)]
         while todo:
             node, parent = todo.pop()
-            names = sorted([*node.children.items(), (b".", node), (b"..", parent)], key=_name)
+            names = _sorted_names(node, parent)
             self._place_dir(node, parent, names)
             subdirs: list[tuple[Dir, Dir]] = []
             for _, child in names:
@@ -114,13 +117,12 @@ class _Plan:
             todo += reversed(subdirs)
 
     def _place_dir(self, node: Dir, parent: Dir, names: _Names) -> None:
-        blocks = _split(names)
-        tail = sum(DIRENT.size + len(name) for name, _ in blocks[-1])
+        counts, tail = _split(names)
         room = BLOCK - INODE_SIZE - self._xattr_size(node)
         inline = tail <= room
-        size = (len(blocks) - 1) * BLOCK + tail
-        self.dirs[node] = _DirPlan(parent, blocks, size, self._blocks, inline)
-        self._blocks += len(blocks) - inline
+        size = (len(counts) - 1) * BLOCK + tail
+        self.dirs[node] = _DirPlan(parent, counts, size, self._blocks, inline)
+        self._blocks += len(counts) - inline
         self._place(node, tail if inline else 0)
 
     def _place_leaf(self, node: Node) -> None:
@@ -161,18 +163,23 @@ def _name(item: tuple[bytes, Node]) -> bytes:
     return item[0]
 
 
-def _split(names: _Names) -> list[_Names]:
-    """The sorted names in runs that fill a block each."""
-    blocks: list[_Names] = [[]]
+def _sorted_names(node: Dir, parent: Dir) -> _Names:
+    """What a directory lists, in its order."""
+    return sorted([*node.children.items(), (b".", node), (b"..", parent)], key=_name)
+
+
+def _split(names: _Names) -> tuple["array[int]", int]:
+    """The sorted names in runs that fill a block each: how many each has, and the bytes of the last."""
+    counts = array("I", (0,))
     room = BLOCK
-    for item in names:
-        need = DIRENT.size + len(item[0])
+    for name, _ in names:
+        need = DIRENT.size + len(name)
         if need > room:
-            blocks.append([])
+            counts.append(0)
             room = BLOCK
-        blocks[-1].append(item)
+        counts[-1] += 1
         room -= need
-    return blocks
+    return counts, BLOCK - room
 
 
 def _encode_xattrs(xattrs: dict[bytes, bytes]) -> bytes:
@@ -234,7 +241,8 @@ class _Writer:
     def _write_dir(self, node: Dir) -> None:
         plan = self._plan.dirs[node]
         start = self._plan.area + plan.start
-        whole = [self._dir_block(names) for names in plan.blocks]
+        names = iter(_sorted_names(node, plan.parent))
+        whole = [self._dir_block(list(islice(names, count))) for count in plan.counts]
         nlink = 2 + sum(isinstance(child, Dir) for child in node.children.values())
         tail = whole.pop() if plan.inline else b""
         for index, block in enumerate(whole):

@@ -126,7 +126,7 @@ def _measured(layer: Path) -> IndexFigures:
 
 def _measure_stream(tar_size: int) -> IndexFigures:
     with tempfile.TemporaryDirectory(prefix="bootseer-bench-") as name:
-        layer = StreamedLayer(Path(name), tar_size)
+        layer = StreamedLayer(tar_size)
         print(f"{layer.files} files, a blob of {layer.size / 1e6:.0f} MB: indexing", file=sys.stderr)
         with serving(layer) as reference:
             figures, _ = _built(reference, name)

@@ -1,12 +1,14 @@
 """A gzip layer of any size that exists only while it is sent, and the registry that sends it: for memory measurements.
 
-The layer is one gzip member of equally large files. Their contents are a few pieces, compressed once; each file has a
-name, and so a header, of its own. Making the blob costs next to nothing, indexing it all that a real one costs.
+The layer is one gzip member of equally large files. Their contents are pieces of the extension modules of this Python,
+so that windows are as large as in real layers, each compressed once; each file has a name, and so a header, of its own.
+Making the blob costs next to nothing, indexing it all that a real one costs.
 """
 
 import hashlib
 import itertools
 import json
+import sysconfig
 import tarfile
 import threading
 import zlib
@@ -17,15 +19,14 @@ from pathlib import Path
 
 from isal import isal_zlib
 
-from scripts.rig.synthetic import Contents, contents
+from scripts.rig.errors import RigError
 
 __all__ = ["StreamedLayer", "serving"]
 
 _HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 _FILE_SIZE = 100_352  # 100 kB, in whole tar records
 _FILES_PER_DIRECTORY = 1000
-_PIECES = 16
-_NOISE = 0.41  # so that the blob is 0.43 of the tar
+_PIECES = 64
 _CHUNK = 1 << 20
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = b"{}"
@@ -33,11 +34,11 @@ _CONFIG = b"{}"
 
 class StreamedLayer:
     """A layer with about `tar_size` bytes of tar; `digest` and `size` are its blob's, found by making it once, which
-    takes a second a gigabyte. `directory` takes files of next to no size."""
+    takes a second a gigabyte."""
 
-    def __init__(self, directory: Path, tar_size: int) -> None:
+    def __init__(self, tar_size: int) -> None:
         self.files = max(tar_size // (_FILE_SIZE + 512), 1)
-        self._pieces = [contents(directory, f"piece{seed}", _FILE_SIZE, _NOISE, seed) for seed in range(_PIECES)]
+        self._pieces = [(piece, _deflated(piece, level=6)) for piece in _pieces()]
         digest = hashlib.sha256()
         self.size = 0
         for chunk in self.chunks():
@@ -56,19 +57,20 @@ class StreamedLayer:
             crc = isal_zlib.crc32(header, crc)
             tar_size += len(header)
             if piece is not None:
-                out += piece.deflated
-                crc = isal_zlib.crc32(piece.data, crc)
-                tar_size += len(piece.data)
+                data, deflated = piece
+                out += deflated
+                crc = isal_zlib.crc32(data, crc)
+                tar_size += len(data)
             if len(out) >= _CHUNK:
                 yield bytes(out)
                 out.clear()
         end = bytes(1024)
-        out += _deflated(end, zlib.Z_FINISH)
+        out += _deflated(end, flush=zlib.Z_FINISH)
         crc, tar_size = isal_zlib.crc32(end, crc), tar_size + len(end)
         yield bytes(out) + crc.to_bytes(4, "little") + (tar_size % (1 << 32)).to_bytes(4, "little")
 
-    def _entries(self) -> Iterator[tuple[bytes, Contents | None]]:
-        """Headers, each with the contents that follow."""
+    def _entries(self) -> Iterator[tuple[bytes, tuple[bytes, bytes] | None]]:
+        """Headers, each with the contents that follow, plain and deflated."""
         pieces = itertools.cycle(self._pieces)
         for number in range(self.files):
             directory = f"usr/lib/directory{number // _FILES_PER_DIRECTORY:03}/"
@@ -77,14 +79,24 @@ class StreamedLayer:
             yield _header(f"{directory}file{number:07}.so", tarfile.REGTYPE, _FILE_SIZE), next(pieces)
 
 
+def _pieces() -> list[bytes]:
+    directory = Path(sysconfig.get_config_var("DESTSHARED") or "")
+    data = b"".join(path.read_bytes() for path in sorted(directory.glob("*.so")))
+    pieces = [data[start : start + _FILE_SIZE] for start in range(0, len(data) - _FILE_SIZE, _FILE_SIZE)][:_PIECES]
+    if not pieces:
+        raise RigError(f"{directory} has no extension modules to make a layer of")
+    return pieces
+
+
 def _header(name: str, kind: bytes, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.type, info.size, info.mtime, info.mode = kind, size, 1_700_000_000 + size, 0o755
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def _deflated(data: bytes, flush: int = zlib.Z_SYNC_FLUSH) -> bytes:
-    compressor = zlib.compressobj(1, zlib.DEFLATED, -15)
+def _deflated(data: bytes, level: int = 1, flush: int = zlib.Z_SYNC_FLUSH) -> bytes:
+    """A piece of a raw deflate stream that ends at a byte and refers to nothing before itself."""
+    compressor = zlib.compressobj(level, zlib.DEFLATED, -15)
     return compressor.compress(data) + compressor.flush(flush)
 
 

@@ -7,13 +7,13 @@ appears under its name whole or not at all (written beside it, then renamed); on
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from blockindex.builder import LayerBuilder
-from blockindex.codec import decode_index, encode_index, index_name
+from blockindex.codec import decode_index, index_name, index_parts
 from blockindex.errors import BlockIndexError
 from blockindex.layerindex import LayerIndex
 from snapshotter.errors import SnapshotterError, Transient
@@ -88,7 +88,7 @@ class _Worker:
             status = "built" if index is None else "kept"
             if index is None:
                 index = self._build()
-                self._publish(encode_index(index))
+                self._publish(index_parts(index))
         except (SnapshotterError, BlockIndexError, OSError) as error:
             self.done = self._job.size
             return self._result("failed", started, reason=str(error))
@@ -138,13 +138,13 @@ class _Worker:
         if self._cancelled.is_set():
             raise Transient(f"{self._job.digest}: cancelled")
 
-    def _publish(self, data: bytes) -> None:
-        """Put `data` under its name; readable for a web server, as the umask says."""
+    def _publish(self, parts: Iterable[bytes | bytearray]) -> None:
+        """Put the index under its name; readable for a web server, as the umask says."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(self._path)

@@ -65,15 +65,15 @@ def test_measures_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
-def test_a_made_up_layer_is_a_layer(tmp_path: Path) -> None:
-    layer = StreamedLayer(tmp_path, 2_500_000)
+def test_a_made_up_layer_is_a_layer() -> None:
+    layer = StreamedLayer(2_500_000)
     blob = b"".join(layer.chunks())
     assert (len(blob), "sha256:" + hashlib.sha256(blob).hexdigest()) == (layer.size, layer.digest)
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(blob))) as tar:
         members = tar.getmembers()
     assert sum(member.isfile() for member in members) == layer.files == 24
     assert len({member.name for member in members}) == 25
-    assert 0.35 < layer.size / 2_500_000 < 0.5
+    assert 0.2 < layer.size / 2_500_000 < 0.6
 
 
 def test_measures_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ anything is mounted, and deleted after all is unmounted. `load`, at the start, t
 there, and clears away the rest, of another boot too. The hot set is saved before the slot's file says that the
 recording has ended; one that was killed in between throws it away.
 
-Locking: `_lock` guards the tables; nothing waits under it. Each slot's `reading` is held while its log is
-read and its recording ended. `_lock` may be taken under `reading`, not the other way round.
+Locking: `_lock` guards the tables; nothing waits under it. Each slot's `reading` is held while its log is read and its
+recording ended. `_lock` may be taken under `reading`, not the other way round.
 """
 
 import contextlib
@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 _MOST_OPEN = 8
 """Recordings at once, by themselves: each costs loop devices, and page cache that others cannot share."""
 _TICK_S = 0.2
+_TWO_DIGITS = "[0-9a-f][0-9a-f]"
 _ARMED_S = 60.0
 _MOUNTS_AT_ONCE = 4
 
@@ -133,7 +134,7 @@ class Recorder:
     def load(self, keys: Set[str]) -> None:
         """At the start, before containerd is served: take up what an earlier process left; `keys` are those of all
         snapshots. Mounts are looked after by `heal`."""
-        for path in sorted(self._directory.glob("*.json")):
+        for path in sorted(self._directory.glob(f"{_TWO_DIGITS}.json")):
             number = int(path.stem, 16)
             try:
                 recording = Recording.load(path)
@@ -150,7 +151,7 @@ class Recorder:
             if slot.reader is not None and not self._logs.is_open(number):
                 self._end(slot, End(False, "the service was killed while it ended, or its log failed"))
         self._used |= self._attacher.held_slots()
-        for log in self._directory.glob("*.log"):
+        for log in self._directory.glob(f"{_TWO_DIGITS}.log"):
             if int(log.stem, 16) not in self._slots:
                 self._clear(int(log.stem, 16))
         self._thread.start()
@@ -164,7 +165,10 @@ class Recorder:
             self._mounted(slot)
         for name in self._attacher.private():
             if int(name.partition(".")[2], 16) not in self._slots:
-                self._attacher.detach_private(name)
+                try:
+                    self._attacher.detach_private(name)
+                except OSError as error:
+                    _log.warning("record.not_unmounted mount=%s error=%r", name, str(error))
 
     def close(self) -> None:
         """Stop watching. Recordings stay open, a successor goes on with them."""

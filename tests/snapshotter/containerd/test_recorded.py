@@ -226,6 +226,7 @@ def test_an_end_that_came_while_the_service_was_down_is_no_evidence() -> None:
         finally:
             os.kill(supervisor, signal.SIGCONT)
         made.until(discarded=1)
+        made.node.wait_for_snapshotter()
         made.node.ctr("container", "rm", "c")
         _until(lambda: made.leftovers() == [])
 

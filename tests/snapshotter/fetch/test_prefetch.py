@@ -313,12 +313,13 @@ def test_a_pack_of_another_image_is_not_used(
 
 def test_only_the_layer_of_another_layout_is_passed_over(bench: HotBench, warnings: pytest.LogCaptureFixture) -> None:
     pack = bench.publish(moved(bench.hotset(HOT), 0))
-    hold = bench.pack.hold(pack.frames[2].offset + 100)
+    hold = bench.pack.hold(pack.frames[3].offset + 100)
     prefetch = bench.start()
     hold.await_stream()
-    for start, end in ((8, 24), (48, 56)):  # of a frame that has come, of one that is queued
+    for start, end in ((8, 24), (40, 48)):  # of a frame that nobody wants, of one that another layer wants
         bench.read(0, start, end).check()
     assert len(bench.blobs[0].requests) >= 2 and bench.blobs[1].requests == []
+    assert not prefetch.ended_at, "they have not waited for the end"
     hold.release()
     bench.over(prefetch)
     assert bench.present(1, 8, 32) and prefetch.blocks == 24

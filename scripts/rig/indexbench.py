@@ -27,6 +27,7 @@ __all__ = ["IndexFigures", "layers_of", "main", "table"]
 
 _LAYER_MAGICS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 _MIN_LAYER = 1_000_000
+_IMAGE = "numpy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class IndexFigures:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one measurement; exit code 1 and one line if it cannot be made."""
     parser = argparse.ArgumentParser(prog="scripts/bench index", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("layers", nargs="*", type=Path, help="layer blobs (default: those of the demo's cached images)")
+    parser.add_argument("layers", nargs="*", type=Path, help="layer blobs (default: those of the demo's cached image)")
     parser.add_argument("--stream-gb", type=float, metavar="GB", help="a made-up layer with so much tar, instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     args = parser.parse_args(argv)
@@ -82,10 +83,10 @@ def _cached() -> list[Path]:
 
 
 def layers_of(cache: Path) -> list[Path]:
-    """The compressed blobs of the cached images that are worth measuring, the largest first."""
-    found = [path for path in cache.glob("*/blobs/sha256/*") if path.stat().st_size >= _MIN_LAYER]
+    """The compressed blobs of the demo's cached image that are worth measuring, the largest first."""
+    found = {path.name: path for path in cache.glob(f"{_IMAGE}-*/blobs/sha256/*") if path.stat().st_size >= _MIN_LAYER}
     layers = []
-    for path in found:
+    for path in found.values():
         with path.open("rb") as file:
             if file.read(4).startswith(_LAYER_MAGICS):
                 layers.append(path)

@@ -45,11 +45,13 @@ def test_table_is_markdown_with_rates() -> None:
         assert cell in row
 
 
-def test_only_layers_of_some_size_are_measured(tmp_path: Path) -> None:
+def test_only_the_demos_layers_of_some_size_are_measured(tmp_path: Path) -> None:
     noise = random.Random(1).randbytes(1_100_000)
     layers = [gzip_layer({"small": b"x"}), gzip_layer({"a": noise}), gzip_layer({"b": noise * 2})]
-    digests = write_layout(tmp_path / "image", layers)
-    (tmp_path / "image/blobs/sha256" / "00").write_bytes(noise)
+    digests = write_layout(tmp_path / "numpy-1", layers)
+    write_layout(tmp_path / "numpy-2", layers)  # the same layers again
+    write_layout(tmp_path / "other-1", [gzip_layer({"c": noise * 3})])
+    (tmp_path / "numpy-1/blobs/sha256" / "00").write_bytes(noise)
     assert [path.name for path in layers_of(tmp_path)] == [digests[2][7:], digests[1][7:]]
 
 

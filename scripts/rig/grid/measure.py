@@ -117,6 +117,7 @@ def run_of(result: ColdStart, recipe: Recipe, network: Network, limit_s: float |
     system = result.system
     details = {
         **more,
+        "output": result.line,
         "t_warm_all_s": [round(value, 4) for value in result.warm_s],
         "t_ready_each_s": [round(value, 4) for value in result.ready_each_s],
         "status": dict(result.layers),

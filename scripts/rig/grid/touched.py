@@ -18,7 +18,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["main", "regions", "resident"]
+__all__ = ["EMPTIED", "WITNESS", "main", "regions", "resident"]
+
+EMPTIED = 75
+"""Exit code: somebody emptied the page cache before it was looked at."""
+WITNESS = ".witness"
+"""In the image's root, one page long."""
 
 _PAGE = mmap.PAGESIZE
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -34,12 +39,16 @@ def main() -> int:
     lower, root = below / "lower", below / "root"
     _mount(image, below, lower, root)
     Path("/proc/sys/vm/drop_caches").write_text("3")
+    (lower / WITNESS).read_bytes()
     done = subprocess.run(
         ["chroot", str(root), *command],
         env=_ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, timeout=_TIMEOUT_S,
     )  # fmt: skip
     line = done.stdout.split(b"\n", 1)[0].decode(errors="replace")
-    json.dump({"line": line, "files": list(_touched(lower))}, sys.stdout)
+    answer = {"line": line, "files": list(_touched(lower))}
+    if not regions(resident(str(lower / WITNESS))):
+        return EMPTIED
+    json.dump(answer, sys.stdout)
     return 0
 
 
@@ -106,7 +115,7 @@ def _touched(lower: Path) -> Iterator[tuple[str, list[tuple[int, int]]]]:
                 continue
             seen.add(status.st_ino)
             found = regions(resident(path))
-            if found:
+            if found and path != str(lower / WITNESS):
                 yield os.path.relpath(path, lower), found
 
 

@@ -5,7 +5,8 @@ DEMAND; HOT will be read soon; BACKGROUND perhaps some day. Whatever is not DEMA
 (`give_way`), and its requests are short; one that is on the wire is finished, since what is left of it costs less than
 the connection that would have to be closed: a new one starts slow (110 ms more for the next span at 100 Mbit/s and 20
 ms). HOT waits while a reader does. BACKGROUND also waits for a pause, since a starting program reads again within
-milliseconds, and for the end of all prefetches of the host's images, which is bounded by their own time-outs.
+milliseconds, and for the end of all prefetches of the host's images, which is bounded by their own time-outs, and some
+seconds more.
 """
 
 import heapq
@@ -23,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 _QUIET_S = 0.3
 _PATIENCE_S = 5.0  # a node whose readers never pause still completes its layers
+_AFTER_HOT_S = 5.0  # containers are created, and their programs come up, within that time of the pull
 _HOT_PATIENCE_S = 1.0  # a reader of a dead layer does not keep an image's hot blocks away
 
 
@@ -46,6 +48,7 @@ class Host:
         self._changed = threading.Condition()
         self._urgent = 0
         self._prefetches = 0
+        self._pause_until = 0.0  # monotonic seconds
         self._last_urgent = -_QUIET_S
         self._closed = False
 
@@ -118,10 +121,14 @@ class Host:
         finally:
             self.urge(-1)
 
-    def prefetch(self, change: int) -> None:
-        """`change` more (or fewer) images whose hot blocks are on their way."""
+    def prefetch(self, change: int, served: bool = False) -> None:
+        """`change` more (or fewer) images whose hot blocks are on their way. After one whose blocks have come
+        (`served`) the background stands back for `_AFTER_HOT_S` more: the start has what it needs, so let it have wire
+        and cores."""
         with self._changed:
             self._prefetches += change
+            if served:
+                self._pause_until = time.monotonic() + _AFTER_HOT_S
             self._changed.notify_all()
 
     def give_way(self, lane: Lane) -> None:
@@ -132,8 +139,8 @@ class Host:
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
-                if lane is Lane.BACKGROUND and self._prefetches:
-                    self._changed.wait()
+                if lane is Lane.BACKGROUND and (self._prefetches or now < self._pause_until):
+                    self._changed.wait(None if self._prefetches else self._pause_until - now)
                     continue
                 until = give_up if self._urgent else min(self._last_urgent + quiet_s, give_up)
                 if until <= now:

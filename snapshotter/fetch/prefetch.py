@@ -537,9 +537,9 @@ class Prefetch:
         plan = self._plan
         if plan is not None:
             plan.drop_all()
-        self._end(State.OVER)
+        self._end(State.OVER, served=False)
 
-    def _end(self, state: State) -> None:
+    def _end(self, state: State, served: bool = True) -> None:
         with self._lock:
             if self._is_over():
                 return
@@ -556,7 +556,7 @@ class Prefetch:
             for layer, promise in promises:
                 layer.drop_promise(promise)
         finally:  # the background waits for it
-            self._host.prefetch(-1)
+            self._host.prefetch(-1, served and state is State.OVER)
         if state is State.OVER:
             _log.info(
                 "prefetch.over image_key=%s blocks=%d bytes=%d requests=%d seconds=%.3f",

@@ -213,3 +213,20 @@ def test_close_lets_the_background_go(host: Host, monkeypatch: pytest.MonkeyPatc
     background = Background(host)
     host.close()
     background.await_pass()
+
+
+def test_the_background_waits_for_prefetches_and_a_while_longer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that has its hot blocks is not disturbed; one that has none is helped by the background."""
+    monkeypatch.setattr(host_module, "_AFTER_HOT_S", 0.1)
+    host.prefetch(+1)
+    background = Background(host)
+    host.prefetch(-1, served=True)
+    served = time.monotonic()
+    assert background.waits
+    background.await_pass()
+    assert time.monotonic() - served >= 0.09
+    monkeypatch.setattr(host_module, "_AFTER_HOT_S", 3600.0)
+    host.prefetch(+1)
+    background = Background(host)
+    host.prefetch(-1)
+    background.await_pass()

@@ -44,6 +44,7 @@ def plain_course(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time constants that only cost time here; one background request after the other, so that tests can tell."""
     monkeypatch.setattr(layer_module, "_BACKGROUND_WIDTH", 1)
     monkeypatch.setattr(host_module, "_QUIET_S", 0.0)
+    monkeypatch.setattr(host_module, "_AFTER_HOT_S", 0.0)
     monkeypatch.setattr(layer_module, "_BACKOFF_S", 0.005)
 
 

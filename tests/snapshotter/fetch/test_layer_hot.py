@@ -29,6 +29,7 @@ def index(layer: Layer) -> LayerIndex:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "_QUIET_S", 0.0)
+    monkeypatch.setattr(host_module, "_AFTER_HOT_S", 0.0)
     monkeypatch.setattr(layer_module, "_BACKOFF_S", 0.005)
 
 

@@ -43,6 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packplan_module, "_FIRST", 64 << 10)
     monkeypatch.setattr(packplan_module, "_MOST", 64 << 10)
     monkeypatch.setattr(host_module, "_QUIET_S", 0.0)
+    monkeypatch.setattr(host_module, "_AFTER_HOT_S", 0.0)
     monkeypatch.setattr(layer_module, "_BACKOFF_S", 0.002)
     submit = host_module.Host.submit
 

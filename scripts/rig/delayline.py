@@ -73,8 +73,8 @@ class _DelayLine:
     def __init__(self, near: int, far: int, mbit: float, rtt_ms: float, counters: mmap.mmap) -> None:
         self._rate = mbit * 1e6 / 8
         self._half_s = rtt_ms / 2000
-        # One BDP, but never less than 128 KiB: on a short link a single merged packet is 64 KiB.
-        self._backlog_s = max(2 * self._half_s, 128 * 1024 / self._rate)
+        # One BDP, but never less than 10 ms: on a fast, short link that would be a few merged packets of 64 KiB.
+        self._backlog_s = max(2 * self._half_s, 0.01)
         self._directions = (_Direction(far, near), _Direction(near, far))
         self._counters = memoryview(counters).cast("Q")
 

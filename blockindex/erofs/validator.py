@@ -45,6 +45,8 @@ _MAX_NAME: Final = 255
 _MAX_TARGET: Final = 4095
 _NO_ID: Final = 2**32 - 1
 _NO_XATTRS: Final = bytes(XATTR_HEADER_SIZE)
+_REGULAR_BITS: Final = _TYPE_BITS[_REGULAR]
+_NO_PADDING: Final = bytes(16)
 _FIRST_INODE: Final = SUPERBLOCK_OFFSET + SUPERBLOCK.size
 
 
@@ -134,12 +136,42 @@ class _Validator:
             known[child] = file_type
             if file_type == _DIRECTORY:
                 subdirs.append(child)
+            elif file_type == _REGULAR and self._is_plain_file(child):
+                counts[child] = 1
             else:
                 self._leaf(child, file_type)
                 counts[child] = 1
         if nlink != 2 + len(subdirs):
             self._bad(nid, "i_nlink", f"{nlink} for a directory with {len(subdirs)} subdirectories")
         return subdirs
+
+    def _is_plain_file(self, nid: int) -> bool:
+        """Whether the inode is a sound file without xattrs, as nearly all are: then it is taken. If not, nothing has
+        happened, and `_leaf` says what is wrong, or that it is sound all the same. The rules are those of `_leaf` and
+        `_inode`, in one expression: it halves the time of the whole check."""
+        offset = nid * 32
+        if not _FIRST_INODE <= offset <= len(self._metadata) - INODE_SIZE or offset % BLOCK > BLOCK - INODE_SIZE:
+            return False
+        inode = INODE.unpack_from(self._metadata, offset)
+        layout, count, mode, reserved, size, start, ino, uid, gid, _, nanoseconds, nlink, padding = inode
+        end = start + -(-size // BLOCK)
+        if (
+            layout != FORMAT_PLAIN
+            or count
+            or mode & ~0o7777 != _REGULAR_BITS
+            or reserved
+            or padding != _NO_PADDING
+            or not 0 < ino <= self._inodes
+            or nanoseconds >= 10**9
+            or uid == _NO_ID
+            or gid == _NO_ID
+            or not self._data_start <= start < end <= self._blocks
+        ):
+            return False
+        self._used.append((offset, offset + INODE_SIZE))
+        self._data.append((start, end))
+        self._nlinks[nid] = nlink
+        return True
 
     def _leaf(self, nid: int, file_type: int) -> None:
         size, start, tail, self._nlinks[nid] = self._inode(nid, file_type)

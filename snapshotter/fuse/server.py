@@ -36,7 +36,30 @@ _POISON = 5
 _MAX_READ = 1 << 20
 _IDLE_S = 1.0
 _BEAT_EVERY = 1024
+_NEAR_S = 0.0004
+_SPIN_S = 0.001
 _FILE_NAME = re.compile(r"([0-9a-f]{14})(?:\.([0-9a-f]{2}))?")
+
+
+class _Pace:
+    """How fast requests come. A starting program reads thousands of times, one read after the other, each some 100 µs
+    after the answer before. Whoever sleeps meanwhile is woken late, most of all in a virtual machine whose idle CPU has
+    been given away: looking again for a moment made a cold `import numpy` from complete layers a fifth faster. Requests
+    that come further apart than `_NEAR_S` on average are slept for."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._gap_s = 1.0
+
+    def came(self) -> None:
+        """A request has come."""
+        now = time.monotonic()
+        self._gap_s += (min(now - self._last, 1.0) - self._gap_s) / 8
+        self._last = now
+
+    def next_is_near(self) -> bool:
+        """Whether the next request is likely to come before a sleeper would be awake."""
+        return self._gap_s < _NEAR_S and time.monotonic() - self._last < _SPIN_S
 
 
 class BlockServer:
@@ -74,6 +97,7 @@ class BlockServer:
         poll.register(self._device, select.POLLIN)
         slot, buffers = self._claim()
         served = 0
+        pace = _Pace()
         while True:
             served += 1
             if not served % _BEAT_EVERY:
@@ -81,6 +105,8 @@ class BlockServer:
             try:
                 os.readv(self._device, buffers)
             except BlockingIOError:
+                if pace.next_is_near():
+                    continue
                 self._ring.beat()
                 poll.poll(_IDLE_S * 1000)
                 continue
@@ -90,6 +116,7 @@ class BlockServer:
                 if error.errno in (errno.ENOENT, errno.EINTR):  # the request was withdrawn while we read it
                     continue
                 raise
+            pace.came()
             if self._serve(slot):
                 buffers[0][:4] = b"\0\0\0\0"
             else:

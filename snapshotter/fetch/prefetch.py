@@ -48,6 +48,7 @@ _LOOK_S = 0.5  # readers wait that long for the answer whether there is a hot se
 _HELD_MOST = 32 << 20
 _HEAD_BYTES = 1 << 20  # asked for at a time of a head that the look-up's request did not bring whole
 _STALL_S = 30.0
+_FLOW_S = 1.5  # without a byte for so long, the file's frames are not promised until some come again
 _ATTEMPTS = 4
 _BACKOFF_S = 0.2
 
@@ -120,6 +121,7 @@ class Prefetch:
         self.requests = 0
         self.bytes = 0
         self.blocks = 0
+        self._moved_at = self._began_at  # when bytes of the file last came
         self._progress = (0, self._began_at)  # a sum that grows with everything that comes in, and when it last did
 
     def __repr__(self) -> str:
@@ -156,6 +158,8 @@ class Prefetch:
             self._progress = (progress, now)
         elif now - self._progress[1] > _STALL_S:
             self._give_up(f"nothing has come for {_STALL_S:.0f} s")
+        if self.state is State.STREAMING and self._plan is not None and self._is_stuck():
+            self._reconsider()
 
     def _guarded(self, step: Callable[[], None]) -> Callable[[], None]:
         """`step`, after whose failure the prefetch is over."""
@@ -197,7 +201,7 @@ class Prefetch:
         while True:  # a head that is longer than what the look-up asked for takes more requests
             with closing(stream):
                 for chunk in stream:
-                    self.bytes += len(chunk)
+                    self._count(chunk)
                     position += len(chunk)
                     pack = reader.feed(chunk)
                     if pack is not None:
@@ -309,8 +313,12 @@ class Prefetch:
 
     def _counted(self, stream: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in stream:
-            self.bytes += len(chunk)
+            self._count(chunk)
             yield chunk
+
+    def _count(self, chunk: bytes) -> None:
+        self.bytes += len(chunk)
+        self._moved_at = time.monotonic()
 
     def _pour(self, plan: PackPlan, segment: Segment, chunks: Iterator[bytes], urgent: bool = False) -> None:
         """Take what comes of a segment to its end, and see to it that the rest comes if it breaks off."""
@@ -488,12 +496,16 @@ class Prefetch:
         if self.state is not State.STREAMING or plan is None or table is None or position in self._unfit:
             return False
         row = table.row_of(position, block)
-        if row is None:
+        if row is None or self._is_stuck():
             return False
         coming, brought_forward = plan.hurry(self._frame_of(plan.pack, row))
         if brought_forward:
             self._host.submit(Lane.DEMAND, self._guarded(self._fetch_urgent))
         return coming
+
+    def _is_stuck(self) -> bool:
+        """Whether nothing comes of the file any more: a connection may be dead long before it times out."""
+        return time.monotonic() - self._moved_at > _FLOW_S
 
     @staticmethod
     def _frame_of(pack: HotPack, row: int) -> int:

@@ -191,7 +191,9 @@ class GzipSource:
             if tail < WINDOW_SIZE and not ended and len(first.blob) <= _MAX_CAPTURE:
                 return
             trimmable = first.window and tail and (ended or tail == WINDOW_SIZE)
-            yield Window(trim_window(first.window, first.bit, bytes(first.blob), tail) if trimmable else first.window)
+            window = trim_window(first.window, first.bit, bytes(first.blob), tail) if trimmable else first.window
+            self._spacing.spent(window)
+            yield Window(window)
             del self._captures[0]
 
 

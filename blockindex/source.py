@@ -94,6 +94,9 @@ class Spacing:
     _FREE_PART = 4
     # 16384 spans, and from there on ever larger ones: windows take 1.6 kB each, but up to 32 KiB if nothing compresses.
     _MANY = 16384
+    # Bytes of windows after which spans become twice as long, and so on: the memory of the builder, and the size of the
+    # index, are bounded whatever the layer holds. A layer of 8 GB of programs has about that much.
+    _WINDOWS = 24 << 20
 
     def __init__(self, span_size: int) -> None:
         if span_size < 1:
@@ -102,6 +105,7 @@ class Spacing:
         self._blob = -1
         self._tar = 0
         self._tail = -1
+        self._windows = 0
 
     def due(self, blob: int, tar: int, free: bool) -> bool:
         """Whether a point at this place is wanted; `free` where it would need no window. The first place always."""
@@ -109,7 +113,7 @@ class Spacing:
             return True
         if tar == self._tar:
             return False
-        size = max(self._span_size, blob // self._MANY)
+        size = max(self._span_size, blob // self._MANY) << self._windows // self._WINDOWS
         if free:
             size //= self._FREE_PART
         return blob - self._blob >= size or tar - self._tar >= size * self._TAR_FACTOR
@@ -117,6 +121,10 @@ class Spacing:
     def mark(self, blob: int, tar: int) -> None:
         """A point was made here."""
         self._blob, self._tar, self._tail = blob, tar, tar + _TAIL
+
+    def spent(self, window: bytes) -> None:
+        """A window is kept. Its zeros, most of it, cost nothing."""
+        self._windows += len(window) - window.count(0)
 
     def boundary(self, tar: int) -> bool:
         """Whether a boundary at this place must be reported: the first one at or past the tail ends the duty."""

@@ -20,7 +20,7 @@ from blockindex.hotpack import HotPack
 __all__ = ["PackPlan", "Segment"]
 
 _FIRST = 256 << 10
-_MOST = 1 << 20
+_MOST = 2 << 20
 
 _UNWANTED, _QUEUED, _ASKED, _LANDED, _DROPPED = range(5)
 

@@ -179,6 +179,20 @@ def test_spacing_limits_the_tar_of_a_span() -> None:
         Spacing(0)
 
 
+def test_windows_that_do_not_compress_make_spans_longer() -> None:
+    """Memory and index are bounded whatever the layer holds: 24 MiB of windows, then spans of twice the size."""
+    spacing = Spacing(1 << 19)
+    spacing.mark(0, 0)
+    for _ in range(Spacing._WINDOWS // (1 << 15) - 1):
+        spacing.spent(bytes(range(1, 256)) * 128 + bytes(128))
+        spacing.spent(bytes(1 << 15))  # trimmed to nothing
+    assert spacing.due(1 << 19, 1, free=False)
+    for _ in range(10):
+        spacing.spent(b"x" * (1 << 15))
+    assert not spacing.due(1 << 19, 1, free=False)
+    assert spacing.due(1 << 20, 1, free=False)
+
+
 def test_zstd_frames_of_one_layer_are_spans() -> None:
     blob = b"".join(zstandard.compress(TAR[i : i + 50_000]) for i in range(0, len(TAR), 50_000))
     index, _ = build(blob, span_size=1)

@@ -10,7 +10,7 @@ from blockindex.errors import Corrupt
 from tests.blockindex import fuzz
 from tests.blockindex.fuzz import TARGETS, Fuzzer, Target
 
-SECONDS = 15.0
+SECONDS = 12.0
 """A target; together with the replays about a minute."""
 
 

@@ -34,7 +34,17 @@ def _demo(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def _left(pid: int) -> list[str]:
-    """What is left of the demo with this pid: directories, processes, mounts."""
+    """What is left of the demo with this pid, a moment after its end: a child that was killed with it may be seen yet."""
+    give_up = time.monotonic() + 2
+    while left := _left_now(pid):
+        if time.monotonic() > give_up:
+            return left
+        time.sleep(0.05)
+    return []
+
+
+def _left_now(pid: int) -> list[str]:
+    """Directories, processes, mounts."""
     prefix = f"{PARENT}/{PREFIX}{pid}-"
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if prefix in line]
     processes = [f"process {it}" for it, root in marked().items() if root.startswith(prefix)]

@@ -34,7 +34,7 @@ def _demo(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def _left(pid: int) -> list[str]:
-    """What is left of the demo with this pid, a moment after its end: a child that was killed with it may be seen yet."""
+    """What is left of the demo with this pid a moment after its end: a child that was killed with it may linger."""
     give_up = time.monotonic() + 2
     while left := _left_now(pid):
         if time.monotonic() > give_up:

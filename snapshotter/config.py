@@ -26,9 +26,13 @@ __all__ = [
     "IndexConfig",
     "LazyConfig",
     "LogConfig",
+    "LookupConfig",
     "MountConfig",
+    "PublishConfig",
     "RecordConfig",
     "RegistryConfig",
+    "TrustConfig",
+    "WorkloadConfig",
     "load_config",
 ]
 
@@ -172,6 +176,67 @@ class RecordConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkloadConfig:
+    """Which containers are which workload."""
+
+    rules: tuple[str, ...] = _option(
+        (),
+        "Rules 'NAME argv REGEX', 'NAME label KEY=PATTERN' or 'NAME annotation KEY=PATTERN'; the first that fits a"
+        " container names its workload.",
+    )
+    default_mib: int = _option(
+        512, "Most bytes of the hot set that is fetched before the workload is known.", unit="MiB", low=1, high=65536
+    )
+    default_share: float = _option(0.5, "Most of an image that this hot set may have, as a share.", low=0.01, high=1)
+    records: int = _option(8, "Recordings of a workload that its hot set is made of: the last so many.", low=1, high=64)
+    stale_share: float = _option(
+        0.1,
+        "Share of blocks read that a prefetch did not bring, from which on a workload is recorded anew.",
+        low=0.01,
+        high=1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LookupConfig:
+    """Where indexes and hot sets are looked for in registries."""
+
+    registry: bool = _option(True, "Whether the registry of an image is asked, in the image's own repository.")
+    places: tuple[str, ...] = _option(
+        (), "Further repositories, 'HOST/REPOSITORY', asked for every image, in this order."
+    )
+    timeout_s: float = _option(5.0, "Time for one look-up; then the start goes without.", unit="s", low=0.1, high=300)
+    absent_s: float = _option(
+        60.0, "Time for which what was not found is not asked for again.", unit="s", low=0, high=86400
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrustConfig:
+    """Whose artifacts decide what a container runs."""
+
+    policy: str = _option(
+        "signed",
+        "Whose indexes and packs of registries are used: those signed by one of the keys, or any.",
+        choices=("signed", "any"),
+    )
+    keys: tuple[str, ...] = _option(
+        ("/etc/bootseer/trusted.d",), "Files of public keys, or directories of them; what is missing is passed over."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PublishConfig:
+    """Whether this node publishes what it learns."""
+
+    enabled: bool = _option(False, "Whether indexes and hot sets made on this node are published.")
+    to: str = _option("", "Repository 'HOST/REPOSITORY', directory or URL; empty: the image's own repository.")
+    key: str = _option("", "Secret key that signs; empty: not signed.", absolute=True)
+    jitter_s: float = _option(60.0, "Longest random delay before publishing.", unit="s", low=0, high=86400)
+    min_records: int = _option(2, "Recordings that have to agree before a hot set is published.", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True)
 class LazyConfig:
     """Which images are lazy. Patterns are matched against whole image references; `*` matches slashes too."""
 
@@ -228,6 +293,19 @@ class Config:
         metadata={"doc": "Naming a directory says that you trust it, as with [index]."},
     )
     record: RecordConfig = field(default_factory=RecordConfig, metadata={"doc": "How hot sets are recorded."})
+    workload: WorkloadConfig = field(
+        default_factory=WorkloadConfig, metadata={"doc": "Which containers are which workload."}
+    )
+    lookup: LookupConfig = field(
+        default_factory=LookupConfig, metadata={"doc": "Where registries are asked for indexes and hot sets."}
+    )
+    trust: TrustConfig = field(
+        default_factory=TrustConfig,
+        metadata={"doc": "Whose artifacts in registries are believed; which blocks are hot is taken from anybody."},
+    )
+    publish: PublishConfig = field(
+        default_factory=PublishConfig, metadata={"doc": "Whether this node publishes what it learns."}
+    )
     lazy: LazyConfig = field(default_factory=LazyConfig, metadata={"doc": "Which images are served lazily."})
     mount: MountConfig = field(default_factory=MountConfig, metadata={"doc": "How layers are given to the kernel."})
     log: LogConfig = field(default_factory=LogConfig, metadata={"doc": "What the daemon says."})

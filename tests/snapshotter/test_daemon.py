@@ -250,8 +250,13 @@ def _fusectl(directory: Path) -> Iterator[None]:
 
 def _connection(daemon: Daemon) -> str:
     """The name of the daemon's connection there: the minor number of its mount, the one directory that it holds."""
-    entries = os.scandir(f"/proc/{daemon.pid('service')}/fd")
-    [minor] = {os.minor(os.stat(entry.path).st_dev) for entry in entries if os.readlink(entry.path) == "/"}
+    directory = f"/proc/{daemon.pid('service')}/fd"
+    minors = set()
+    for number in os.listdir(directory):
+        with contextlib.suppress(FileNotFoundError):  # closed between the listing and the look
+            if os.readlink(f"{directory}/{number}") == "/":
+                minors.add(os.minor(os.stat(f"{directory}/{number}").st_dev))
+    [minor] = minors
     return str(minor)
 
 

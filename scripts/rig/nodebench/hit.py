@@ -28,6 +28,7 @@ GOAL_P99_US = 1000.0
 THREADS = 16
 _SIZE = 4096
 _ROUNDS_MAX = 3
+_SLICES = 8  # of a round under load; those in which nothing was decoded any more do not count
 _PIECE = 8 << 20
 _TOML = f"""
 [fetch]
@@ -38,8 +39,8 @@ background_threads = {THREADS}
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Both latencies. `threads`: the fewest threads of the fetch process that used CPU in the last quarter of a round
-    under load; `stored_mb_s`: the median rate at which they stored bytes."""
+    """Both latencies. `threads`: how many threads of the fetch process were busy at once under load, in the least busy
+    round; `stored_mb_s`: the median rate at which they stored bytes."""
 
     rounds: int
     idle: Latency
@@ -81,9 +82,11 @@ def measure(site: Site, rounds: int, cold_bytes: int = 96 << 20, seconds: float 
                     idle += file.read(seconds)
                     load = _Load(site, node)
                     calls.prepare(site.made_up, [layer.digest for layer in cold])
-                    loaded += file.read(seconds * 3 / 4)
-                    load.look()
-                    loaded += file.read(seconds / 4)
+                    for _ in range(_SLICES):
+                        taken = file.read(seconds / _SLICES)
+                        if not load.went_on():
+                            break
+                        loaded += taken
                     loads.append(load.end())
                 finally:
                     file.close()
@@ -150,7 +153,7 @@ def _open_below(pid: int, name: str) -> int:
 
 
 class _Load:
-    """What the fetch process does from now to `end`."""
+    """What the fetch process does from now to `end`, slice after slice."""
 
     def __init__(self, site: Site, node: Node) -> None:
         self._site, self._node = site, node
@@ -158,21 +161,26 @@ class _Load:
         self._pid = next(row["pid"] for row in document["processes"] if row["name"] == "fetch")
         self._present = sum(layer["present_bytes"] for layer in document["layers"])
         self._started = time.monotonic()
-        self._ticks: dict[int, int] = {}
-
-    def look(self) -> None:
-        """The last part of the measurement begins."""
         self._ticks = _ticks(self._pid)
+        self._busy: list[int] = []
 
-    def end(self) -> tuple[int, float]:
-        """Threads that used CPU in the last part, and MB stored a second since the beginning. RigError if nothing went
-        on in the last part."""
+    def went_on(self) -> bool:
+        """Whether threads used CPU since the last call (or the beginning)."""
         ticks = _ticks(self._pid)
         busy = sum(1 for thread, count in ticks.items() if count > self._ticks.get(thread, 0))
-        if not busy:
-            raise RigError("the cold layers were complete before the measurement ended: take larger ones")
+        self._ticks = ticks
+        if busy:
+            self._busy.append(busy)
+        return busy > 0
+
+    def end(self) -> tuple[int, float]:
+        """Threads that were busy in a slice, the median, and MB stored a second since the beginning. RigError if
+        nothing went on in any."""
+        if not self._busy:
+            raise RigError("the cold layers were complete before anything was measured: take larger ones")
         present = sum(layer["present_bytes"] for layer in self._site.status(self._node)["layers"])
-        return busy, (present - self._present) / (time.monotonic() - self._started) / 1e6
+        rate = (present - self._present) / (time.monotonic() - self._started) / 1e6
+        return sorted(self._busy)[len(self._busy) // 2], rate
 
 
 def _ticks(pid: int) -> dict[int, int]:

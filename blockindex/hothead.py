@@ -80,6 +80,7 @@ def head_message(hotset: HotSet, codec: Codec, frames: Sequence[tuple[int, int, 
         frame_extents=[count for count, _, _ in frames],
         frame_sizes=[size for _, size, _ in frames],
         frame_digests=b"".join(digest for _, _, digest in frames),
+        carried_from=_digest_bytes(hotset.carried_from) if hotset.carried_from else b"",
     )
 
 
@@ -99,6 +100,7 @@ def pack_of(data: bytes, head_size: int) -> HotPack:
         layers=_layers(head),
         extents=tuple(_extents(head)),
         records=head.records,
+        carried_from=_digest_text("carried_from", head.carried_from) if head.carried_from else "",
     )
     hotset.validate()
     if (codec is Codec.NONE) != (not head.frame_extents):

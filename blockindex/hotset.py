@@ -91,7 +91,8 @@ class HotExtent:
 @dataclass(frozen=True, slots=True)
 class HotSet:
     """See the module. `manifest` is the digest of the platform's manifest, "" where it is not known; `records` says of
-    how many recordings the set is made."""
+    how many recordings the set is made. `carried_from` is the key of the image in which it was recorded, if that is
+    another one: then it is a guess (`carry`), and "" otherwise."""
 
     image_key: str
     manifest: str
@@ -99,6 +100,7 @@ class HotSet:
     layers: tuple[HotLayer, ...]
     extents: tuple[HotExtent, ...] = field(repr=False)
     records: int
+    carried_from: str = ""
 
     @property
     def block_count(self) -> int:
@@ -127,6 +129,8 @@ class HotSet:
         check_workload(self.workload)
         if self.manifest:
             _check_digest("manifest", self.manifest)
+        if self.carried_from:
+            _check_digest("carried_from", self.carried_from)
         if not 1 <= self.records < _MAX_RECORDS:
             raise Corrupt("records", f"{self.records} is not 1 or more")
         for layer in self.layers:
@@ -224,8 +228,8 @@ _ABSENT = re.compile(rb"[^\x01]+", re.DOTALL)
 def merge(sets: Sequence[HotSet], *, weights: Sequence[float] | None = None, min_share: float = 0.0) -> HotSet:
     """One set out of several of the same layers: the blocks that are in at least `min_share` of the weight of all (0:
     in any), ordered by the weighted median of their times. A set weighs as much as its recordings if `weights` does
-    not say otherwise. Workload, and the manifest where known, are those of the first. Unsupported for sets of
-    different images."""
+    not say otherwise. Workload, and the manifest where known, are those of the first; merged with a recorded
+    set, one that was carried over counts as recorded. Unsupported for sets of different images."""
     assert sets, "nothing to merge"
     first = sets[0]
     for other in sets[1:]:
@@ -246,7 +250,8 @@ def merge(sets: Sequence[HotSet], *, weights: Sequence[float] | None = None, min
         extents.add(extent.layer, extent.start, extent.end, extent.time_ms)
     manifest = next((it.manifest for it in sets if it.manifest), "")
     records = min(sum(it.records for it in sets), _MAX_RECORDS - 1)
-    return _made(first.layers, extents, first.workload, manifest, records)
+    merged = _made(first.layers, extents, first.workload, manifest, records)
+    return replace(merged, carried_from=first.carried_from if all(it.carried_from for it in sets) else "")
 
 
 _Edge = tuple[int, bool, int, int]

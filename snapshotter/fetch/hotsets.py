@@ -1,4 +1,8 @@
-"""Which images' hot blocks are being prefetched, and where hot sets come from."""
+"""Which images' hot blocks are being prefetched, and where hot sets come from.
+
+At its pull an image's `default` is prefetched: nobody knows yet what will run. When a container is created its workload
+is known, and has a prefetch of its own (`promote`): while that one streams, that of `default` stands back.
+"""
 
 import logging
 import math
@@ -8,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from blockindex.hotset import HotSet, image_key
+from blockindex.hotset import DEFAULT_WORKLOAD, HotSet, image_key
 from snapshotter.errors import SnapshotterError
 from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest
@@ -49,7 +53,8 @@ class HotSources:
 
 
 class Prefetches:
-    """At most one prefetch an image at a time. Thread-safe."""
+    """At most one prefetch of an image and a workload at a time. Thread-safe; `_turns` is held while it is decided who
+    stands back, and may be held when `_lock` is taken."""
 
     def __init__(
         self,
@@ -66,7 +71,8 @@ class Prefetches:
         self._layers_of = layers_of
         self._streams = streams
         self._lock = threading.Lock()
-        self._known: dict[str, Prefetch] = {}
+        self._turns = threading.RLock()  # one that goes on may end at once, and its end is a turn again
+        self._known: dict[tuple[str, str], Prefetch] = {}
         self._resolved: dict[str, tuple[float, Sequence[Digest]]] = {}  # by image: asked when, and what the answer was
 
     def __repr__(self) -> str:
@@ -74,24 +80,52 @@ class Prefetches:
 
     def begin(self, image: str, layers: Sequence[Digest]) -> str:
         """Prefetch the image with these layers, from the bottom up; without any, those that the registry names. Does
-        nothing while it is under way, or just was. Answers "found", "none" or "unknown"."""
+        nothing while it is under way, or just was. Answers "found", "none" (also for a set that was carried over from
+        another image) or "unknown"."""
         if not layers:
             layers = self._resolve(image)
-        if not layers:
-            return "unknown"
+        return self.promote(image, layers, DEFAULT_WORKLOAD) if layers else "unknown"
+
+    def promote(self, image: str, layers: Sequence[Digest], workload: str) -> str:
+        """Prefetch the image's hot set of this workload, ahead of what `default` still has to bring. Does nothing while
+        it is under way, or just was. Answers as `begin` does."""
         key, now = image_key(layers), time.monotonic()
         with self._lock:
-            known = self._known.get(key)
+            known = self._known.get((key, workload))
             if known is not None and (not known.ended_at or now < known.ended_at + _AGAIN_S):
-                return _STATES[known.state]
-            prefetch = Prefetch(layers, self._host_of(image), self._finder, self._layer_of, self._streams)
-            self._known.pop(key, None)
-            self._known[key] = prefetch
+                return "none" if known.is_carried else _STATES[known.state]
+            host = self._host_of(image)
+            prefetch = Prefetch(layers, host, self._finder, self._layer_of, self._streams, workload, self._take_turns)
+            self._known.pop((key, workload), None)
+            self._known[(key, workload)] = prefetch
             for old in list(self._known)[:-_REMEMBERED]:
                 if self._known[old].ended_at:
                     del self._known[old]
         prefetch.start()
+        self._take_turns(key)
         return _STATES[State.LOOKING]
+
+    def _take_turns(self, key: str) -> None:
+        """A prefetch of the image has found its set, has ended or is new: `default` stands back for the others."""
+        with self._turns:
+            its = [prefetch for prefetch in self._active() if prefetch.key == key]
+            first = any(it.workload != DEFAULT_WORKLOAD and it.state is State.STREAMING for it in its)
+            for prefetch in its:
+                if prefetch.workload == DEFAULT_WORKLOAD:
+                    prefetch.stand_back(first)
+
+    def lacks(self, layers: Sequence[Digest]) -> bool:
+        """Whether the search for a hot set of the image with these layers has ended without one."""
+        with self._lock:
+            known = self._known.get(image_key(layers))
+        return known is not None and known.state is State.NONE
+
+    def begin_anew(self, image: str, layers: Sequence[Digest]) -> None:
+        """As `begin`, although the image's hot set has just been looked for: one has been carried over to it."""
+        if self.lacks(layers):
+            with self._lock:
+                self._known.pop(image_key(layers), None)
+            self.begin(image, layers)
 
     def flush(self) -> None:
         """A layer has come in: see `Prefetch.flush`."""

@@ -8,7 +8,8 @@ What readers get from it is a *promise*: that a missing block is on its way, so 
 are made while a hot set is looked for (`_LOOK_S` at most), and for blocks of frames that are not given up. Whatever
 goes wrong takes promises back and has the layers look at their readers again; a reader whom a promise kept waiting for
 too long is helped by `LayerFetch.insist`. So nothing that a prefetch does can fail a reader. One that makes no progress
-for `_STALL_S` is over: until then the background of its host waits.
+for `_STALL_S` is over: until then the background of its host waits. One that stands back for another of the same image
+(`hotsets`) asks for nothing but what readers wait for.
 
 A frame's digest is checked before it is decoded; one that is wrong ends the prefetch, and nothing more of that pack is
 used. Extents in layers that the node has not, or has in another layout, are passed over. Frames of layers that are
@@ -37,7 +38,7 @@ from snapshotter.registry.hotdir import HotFile, HotStream
 
 from .host import Host, Lane
 from .hottable import HotTable
-from .layer import LayerFetch
+from .layer import HotOrder, LayerFetch
 from .packplan import PackPlan, Segment
 
 __all__ = ["HotFinder", "Prefetch", "State"]
@@ -94,10 +95,13 @@ class Prefetch:
         finder: HotFinder,
         layer_of: Callable[[Digest], LayerFetch | None],
         streams: int,
+        workload: str = DEFAULT_WORKLOAD,
+        changed: Callable[[str], None] = lambda key: None,
     ) -> None:
         """`layer_of` gives a layer that is in the store, None for one that is not (yet); `streams` bounds requests at
-        once."""
+        once; `changed(key)` is called when a set has been found, and at the end."""
         self.key = image_key(layers)
+        self.workload = workload
         self.state = State.LOOKING
         self.ended_at = 0.0  # monotonic seconds
         self._digests = list(dict.fromkeys(layers))
@@ -112,12 +116,16 @@ class Prefetch:
         self._promises: dict[int, _Promise] = {}
         self._table: HotTable | None = None
         self._workload, self._hot_blocks = "", 0
+        self.is_carried = False  # the set is a guess, from an earlier image's: the image is to be recorded all the same
         self._file: HotFile | None = None
         self._plan: PackPlan | None = None
         self._held: list[tuple[int, list[tuple[HotExtent, memoryview]]]] = []
         self._held_bytes = 0
         self._runs_left: set[int] = set()  # positions of layers whose spans are still to be asked for
+        self._orders: list[tuple[LayerFetch, HotOrder]] = []  # those that have been asked for
         self._flights = 0
+        self._changed = changed
+        self._stands_back = False
         self.requests = 0
         self.bytes = 0
         self.blocks = 0
@@ -131,7 +139,7 @@ class Prefetch:
         """What `bootseer status` shows of it."""
         return {
             "image_key": self.key,
-            "workload": self._workload,
+            "workload": self._workload or self.workload,
             "state": self.state.value,
             "hot_blocks": self._hot_blocks,
             "blocks": self.blocks,
@@ -154,7 +162,7 @@ class Prefetch:
         progress = self.requests + self.bytes + self.blocks
         progress += sum(layer.tally.hot_bytes for layer in self._known_layers())
         now = time.monotonic()
-        if progress != self._progress[0]:
+        if progress != self._progress[0] or self._stands_back:
             self._progress = (progress, now)
         elif now - self._progress[1] > _STALL_S:
             self._give_up(f"nothing has come for {_STALL_S:.0f} s")
@@ -177,11 +185,11 @@ class Prefetch:
 
     def _look_up(self) -> None:
         self._flush()  # layers that the node has already: their readers wait for the answer, too
-        recorded = self._finder.recorded(self.key, DEFAULT_WORKLOAD)
+        recorded = self._finder.recorded(self.key, self.workload)
         if recorded is not None and self._take_set(recorded) and not self._absent(range(len(recorded.extents))):
             self._end(State.OVER)
             return
-        file = self._finder.find(self.key, DEFAULT_WORKLOAD)
+        file = self._finder.find(self.key, self.workload)
         if file is None:
             if recorded is None:
                 self._end(State.NONE)
@@ -236,6 +244,7 @@ class Prefetch:
                 return None
             self._file, self._plan = file, plan
             self.state = State.STREAMING
+        self._changed(self.key)
         _log.info(
             "prefetch.begun image_key=%s workload=%s blocks=%d frames=%d bytes=%d after_s=%.3f",
             self.key,
@@ -259,6 +268,7 @@ class Prefetch:
                 return False
             self._table = table
             self._workload, self._hot_blocks = hotset.workload, hotset.block_count
+            self.is_carried = bool(hotset.carried_from)
             self._unfit = {position for position, layer in self._layers.items() if not self._fits(position, layer)}
         return bool(hotset.extents)
 
@@ -292,7 +302,7 @@ class Prefetch:
     def _work(self) -> None:
         """Ask for one segment, and come back for the next one: look-ups for other images wait in the same lane."""
         self._host.give_way(Lane.HOT)
-        plan = self._plan
+        plan = None if self._stands_back else self._plan
         segment = plan.take() if plan is not None else None
         if plan is not None and segment is not None:
             self._fetch(plan, segment)
@@ -461,6 +471,7 @@ class Prefetch:
                 return
             self._runs_left = self._table.layers if self._table is not None else set()
             self.state = State.STREAMING
+        self._changed(self.key)
         self._flush()
         self._reconsider()
         self._check_over()
@@ -479,12 +490,31 @@ class Prefetch:
                     continue
                 self._flights += 1
             blocks = [(0, layer.files.record.blocks)] if table.is_whole else table.blocks_of(position)
-            layer.fetch_hot(blocks, self._streams, self._spans_came)
+            order = layer.fetch_hot(blocks, self._streams, self._spans_came, self._stands_back)
+            with self._lock:
+                self._orders.append((layer, order))
+            if order.held is not self._stands_back:  # it has changed meanwhile
+                layer.hold_hot(order, self._stands_back, self._streams)
 
     def _spans_came(self) -> None:
         with self._lock:
             self._flights -= 1
         self._check_over()
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def stand_back(self, wait: bool) -> None:
+        """Let another prefetch of the image go first, or go on. What is under way comes, and what readers wait for."""
+        with self._lock:
+            if self._stands_back is wait or self._is_over():
+                return
+            self._stands_back = wait
+            self._moved_at = time.monotonic()
+            orders = tuple(self._orders)
+        for layer, order in orders:
+            layer.hold_hot(order, wait, self._streams)
+        for _ in range(0 if wait else self._streams):
+            self._host.submit(Lane.HOT, self._guarded(self._work))
 
     # -- promises ----------------------------------------------------------------------------------------------------
 
@@ -562,13 +592,14 @@ class Prefetch:
             self._layers, self._promises = {}, {}
             self._table = self._plan = self._file = None
             self._held, self._held_bytes = [], 0
-            self._runs_left = set()
+            self._runs_left, self._orders = set(), []
             self._lock.notify_all()
         try:
             for layer, promise in promises:
                 layer.drop_promise(promise)
         finally:  # the background waits for it
             self._host.prefetch(-1, served and state is State.OVER)
+            self._changed(self.key)
         if state is State.OVER:
             _log.info(
                 "prefetch.over image_key=%s blocks=%d bytes=%d requests=%d seconds=%.3f",

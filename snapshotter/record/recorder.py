@@ -271,7 +271,8 @@ class Recorder:
             recorded = {_key_of(slot.recording) for slot in self._slots.values() if slot.recording.is_open}
         if len(recorded) >= _MOST_OPEN or key in recorded:
             return False
-        if any(self._hotsets.load(key, workload) for workload in self._hotsets.find(key)):
+        packs = [self._hotsets.load(key, workload) for workload in self._hotsets.find(key)]
+        if any(pack is not None and not pack.hotset.carried_from for pack in packs):  # one that was carried is a guess
             return False
         return self._hot_state(refs[-1].image, digests) == "none"
 

@@ -1,5 +1,6 @@
 """Hot sets for tests: small ones by hand, and a Hypothesis strategy."""
 
+from dataclasses import replace
 from hashlib import sha256
 from itertools import accumulate
 
@@ -51,4 +52,5 @@ def hotsets(draw: st.DrawFn) -> HotSet:
     times = accumulate(gaps)
     extents = [(*run, time_ms) for run, time_ms in zip(runs, times, strict=True)]
     manifest = draw(st.sampled_from(["", layer_digest(99)]))
-    return hotset(blocks, *extents, manifest=manifest, records=draw(st.integers(1, 1000)))
+    made = hotset(blocks, *extents, manifest=manifest, records=draw(st.integers(1, 1000)))
+    return replace(made, carried_from=draw(st.sampled_from(["", layer_digest(98)])))

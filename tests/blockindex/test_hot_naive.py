@@ -80,7 +80,9 @@ def test_any_file(codec: Codec, it: HotSet, first: int) -> None:
     assert naive.extents == rows(made.hotset)
     places = {(layer, block) for layer, start, end, _ in naive.extents for block in range(start, end)}
     assert naive.blocks == ({} if codec is Codec.NONE else {place: block_content(*place) for place in places})
-    assert read_hotset(encode_hotset(it)).extents == rows(it)
+    bare = read_hotset(encode_hotset(it))
+    assert bare.extents == rows(it)
+    assert bare.head.get(13, []) == ([bytes.fromhex(it.carried_from[7:])] if it.carried_from else [])
 
 
 def test_the_naive_lz4() -> None:

@@ -99,10 +99,12 @@ class Promise(Protocol):
 
 @dataclass(slots=True)
 class HotOrder:
-    """Spans that are to come in a certain order: runs `[first, last)`; `flights` are under way."""
+    """Spans that are to come in a certain order: runs `[first, last)`; `flights` are under way. None more begin while
+    it is `held`."""
 
     runs: deque[tuple[int, int]]
     done: Callable[[], None]
+    held: bool = False
     flights: int = 0
 
 
@@ -410,13 +412,23 @@ class LayerFetch:
         self.tally.hot_blocks += end - start
         self._arrived(start, end, Lane.HOT)
 
-    def fetch_hot(self, blocks: Iterable[tuple[int, int]], width: int, done: Callable[[], None]) -> None:
+    def fetch_hot(
+        self, blocks: Iterable[tuple[int, int]], width: int, done: Callable[[], None], held: bool = False
+    ) -> HotOrder:
         """Fetch the spans of these runs of blocks in their order, `width` requests at once; `done` is called when all
         have been tried. What cannot be had now is left to readers and the background."""
-        order = HotOrder(deque(self._hot_runs(blocks)), done)
+        order = HotOrder(deque(self._hot_runs(blocks)), done, held)
         with self.lock:
             self._hot_orders.append(order)
         for _ in range(width):
+            self._continue_hot(order)
+        return order
+
+    def hold_hot(self, order: HotOrder, held: bool, width: int) -> None:
+        """Have an order wait, or go on."""
+        with self.lock:
+            order.held = held
+        for _ in range(0 if held else width):
             self._continue_hot(order)
 
     def _hot_runs(self, blocks: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -450,7 +462,7 @@ class LayerFetch:
     def _continue_hot(self, order: HotOrder) -> None:
         flight = None
         with self.lock:
-            while order.runs and flight is None:
+            while order.runs and not order.held and flight is None:
                 first, last = order.runs.popleft()
                 while first < last and not self._claimable(first):
                     first += 1
@@ -461,7 +473,7 @@ class LayerFetch:
                         order.runs.appendleft((flight.last, last))
                     flight.order = order
                     order.flights += 1
-            over = flight is None and not order.flights and order in self._hot_orders
+            over = not order.runs and not order.flights and order in self._hot_orders
             if over:
                 self._hot_orders.remove(order)
         if flight is not None:

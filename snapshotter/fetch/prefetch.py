@@ -492,7 +492,8 @@ class Prefetch:
             blocks = [(0, layer.files.record.blocks)] if table.is_whole else table.blocks_of(position)
             order = layer.fetch_hot(blocks, self._streams, self._spans_came, self._stands_back)
             with self._lock:
-                self._orders.append((layer, order))
+                if not self._is_over():  # what has ended keeps no layer
+                    self._orders.append((layer, order))
             if order.held is not self._stands_back:  # it has changed meanwhile
                 layer.hold_hot(order, self._stands_back, self._streams)
 

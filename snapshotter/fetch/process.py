@@ -35,6 +35,7 @@ from .hotsets import HotSources, Prefetches
 from .journal import Journal
 from .layer import LayerFetch, Tally, Waiter
 from .prefetch import HotFinder
+from .workloads import WorkloadCalls
 
 __all__ = ["FetchProcess", "main"]
 
@@ -87,6 +88,7 @@ class FetchProcess:
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "ensure": self.ensure,
             "hot": self.hot,
+            "workload": WorkloadCalls(config.hotset, self._prefetches).promote,
             "complete": self.complete,
             "release": self.release,
             "remove": self.remove,

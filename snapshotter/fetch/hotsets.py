@@ -115,17 +115,19 @@ class Prefetches:
                     prefetch.stand_back(first)
 
     def lacks(self, layers: Sequence[Digest]) -> bool:
-        """Whether the search for a hot set of the image with these layers has ended without one."""
+        """Whether the search for the hot set of the image with these layers has ended without one."""
         with self._lock:
-            known = self._known.get(image_key(layers))
+            known = self._known.get((image_key(layers), DEFAULT_WORKLOAD))
         return known is not None and known.state is State.NONE
 
     def begin_anew(self, image: str, layers: Sequence[Digest]) -> None:
-        """As `begin`, although the image's hot set has just been looked for: one has been carried over to it."""
-        if self.lacks(layers):
-            with self._lock:
-                self._known.pop(image_key(layers), None)
-            self.begin(image, layers)
+        """Look again for the hot sets that the image lacked just now: some have been carried over to it."""
+        with self._lock:
+            its = [it for it, known in self._known.items() if it[0] == image_key(layers) and known.state is State.NONE]
+            for it in its:
+                del self._known[it]
+        for _, workload in its:
+            self.promote(image, layers, workload)
 
     def flush(self) -> None:
         """A layer has come in: see `Prefetch.flush`."""

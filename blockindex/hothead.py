@@ -81,6 +81,7 @@ def head_message(hotset: HotSet, codec: Codec, frames: Sequence[tuple[int, int, 
         frame_sizes=[size for _, size, _ in frames],
         frame_digests=b"".join(digest for _, _, digest in frames),
         carried_from=_digest_bytes(hotset.carried_from) if hotset.carried_from else b"",
+        argv_digests=b"".join(map(_digest_bytes, hotset.argvs)),
     )
 
 
@@ -101,6 +102,7 @@ def pack_of(data: bytes, head_size: int) -> HotPack:
         extents=tuple(_extents(head)),
         records=head.records,
         carried_from=_digest_text("carried_from", head.carried_from) if head.carried_from else "",
+        argvs=tuple(_digests("argv_digests", head.argv_digests, len(head.argv_digests) // 32)),
     )
     hotset.validate()
     if (codec is Codec.NONE) != (not head.frame_extents):
@@ -181,7 +183,7 @@ def _digest_bytes(digest: str) -> bytes:
 
 def _digests(field: str, digests: bytes, count: int) -> list[str]:
     if len(digests) != 32 * count:
-        raise Corrupt(field, f"has {len(digests)} bytes for {count} layers")
+        raise Corrupt(field, f"has {len(digests)} bytes for {count} digests")
     return [_digest_text(field, digests[start : start + 32]) for start in range(0, 32 * count, 32)]
 
 

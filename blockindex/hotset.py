@@ -20,6 +20,7 @@ from blockindex.model import BLOCK
 
 __all__ = [
     "DEFAULT_WORKLOAD",
+    "MAX_ARGVS",
     "MAX_EXTENTS",
     "MAX_LAYERS",
     "HotExtent",
@@ -43,6 +44,9 @@ MAX_EXTENTS = 1 << 17
 
 MAX_LAYERS = 1024
 """Twice what overlayfs stacks."""
+
+MAX_ARGVS = 64
+"""Different arguments of one workload's containers that a set remembers."""
 
 _MAX_BLOCKS = 1 << 32  # of a layer, as EROFS counts them
 _MAX_TIME_MS = 1 << 32
@@ -92,7 +96,8 @@ class HotExtent:
 class HotSet:
     """See the module. `manifest` is the digest of the platform's manifest, "" where it is not known; `records` says of
     how many recordings the set is made. `carried_from` is the key of the image in which it was recorded, if that is
-    another one: then it is a guess (`carry`), and "" otherwise."""
+    another one: then it is a guess (`carry`), and "" otherwise. `argvs` are digests of the arguments of the workload's
+    containers, where they are known: digests, since arguments may hold secrets, and sets are published."""
 
     image_key: str
     manifest: str
@@ -101,6 +106,7 @@ class HotSet:
     extents: tuple[HotExtent, ...] = field(repr=False)
     records: int
     carried_from: str = ""
+    argvs: tuple[str, ...] = ()
 
     @property
     def block_count(self) -> int:
@@ -131,6 +137,10 @@ class HotSet:
             _check_digest("manifest", self.manifest)
         if self.carried_from:
             _check_digest("carried_from", self.carried_from)
+        if len(self.argvs) > MAX_ARGVS or len(set(self.argvs)) != len(self.argvs):
+            raise Corrupt("argv_digests", f"{len(self.argvs)} are more than {MAX_ARGVS}, or not all different")
+        for argv in self.argvs:
+            _check_digest("argv_digests", argv)
         if not 1 <= self.records < _MAX_RECORDS:
             raise Corrupt("records", f"{self.records} is not 1 or more")
         for layer in self.layers:
@@ -228,8 +238,8 @@ _ABSENT = re.compile(rb"[^\x01]+", re.DOTALL)
 def merge(sets: Sequence[HotSet], *, weights: Sequence[float] | None = None, min_share: float = 0.0) -> HotSet:
     """One set out of several of the same layers: the blocks that are in at least `min_share` of the weight of all (0:
     in any), ordered by the weighted median of their times. A set weighs as much as its recordings if `weights` does
-    not say otherwise. Workload, and the manifest where known, are those of the first; merged with a recorded
-    set, one that was carried over counts as recorded. Unsupported for sets of different images."""
+    not say otherwise. Workload, and the manifest where known, are those of the first, arguments those of all; merged
+    with a recorded set, one that was carried over counts as recorded. Unsupported for sets of different images."""
     assert sets, "nothing to merge"
     first = sets[0]
     for other in sets[1:]:
@@ -251,7 +261,9 @@ def merge(sets: Sequence[HotSet], *, weights: Sequence[float] | None = None, min
     manifest = next((it.manifest for it in sets if it.manifest), "")
     records = min(sum(it.records for it in sets), _MAX_RECORDS - 1)
     merged = _made(first.layers, extents, first.workload, manifest, records)
-    return replace(merged, carried_from=first.carried_from if all(it.carried_from for it in sets) else "")
+    carried_from = first.carried_from if all(it.carried_from for it in sets) else ""
+    argvs = tuple(dict.fromkeys(argv for it in sets for argv in it.argvs))[:MAX_ARGVS]
+    return replace(merged, carried_from=carried_from, argvs=argvs)
 
 
 _Edge = tuple[int, bool, int, int]

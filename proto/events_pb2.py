@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/events.proto\x12\x1d\x63ontainerd.services.events.v1\x1a\x19google/protobuf/any.proto\"#\n\x10SubscribeRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"Q\n\x08\x45nvelope\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\x12#\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\"N\n\x08TaskExit\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x04 \x01(\r2q\n\x06\x45vents\x12g\n\tSubscribe\x12/.containerd.services.events.v1.SubscribeRequest\x1a\'.containerd.services.events.v1.Envelope0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/events.proto\x12\x1d\x63ontainerd.services.events.v1\x1a\x19google/protobuf/any.proto\"#\n\x10SubscribeRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"Q\n\x08\x45nvelope\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\x12#\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\"N\n\x08TaskExit\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x04 \x01(\r\",\n\x0f\x43ontainerCreate\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t2q\n\x06\x45vents\x12g\n\tSubscribe\x12/.containerd.services.events.v1.SubscribeRequest\x1a\'.containerd.services.events.v1.Envelope0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,6 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENVELOPE']._serialized_end=198
   _globals['_TASKEXIT']._serialized_start=200
   _globals['_TASKEXIT']._serialized_end=278
-  _globals['_EVENTS']._serialized_start=280
-  _globals['_EVENTS']._serialized_end=393
+  _globals['_CONTAINERCREATE']._serialized_start=280
+  _globals['_CONTAINERCREATE']._serialized_end=324
+  _globals['_EVENTS']._serialized_start=326
+  _globals['_EVENTS']._serialized_end=439
 # @@protoc_insertion_point(module_scope)

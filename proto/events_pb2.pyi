@@ -34,3 +34,11 @@ class TaskExit(_message.Message):
     pid: int
     exit_status: int
     def __init__(self, container_id: _Optional[str] = ..., id: _Optional[str] = ..., pid: _Optional[int] = ..., exit_status: _Optional[int] = ...) -> None: ...
+
+class ContainerCreate(_message.Message):
+    __slots__ = ("id", "image")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    image: str
+    def __init__(self, id: _Optional[str] = ..., image: _Optional[str] = ...) -> None: ...

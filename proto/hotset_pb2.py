@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from proto import layerindex_pb2 as proto_dot_layerindex__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/hotset.proto\x12\x12\x62ootseer.hotset.v1\x1a\x16proto/layerindex.proto\"\xc8\x02\n\nHotSetHead\x12\x11\n\timage_key\x18\x01 \x01(\x0c\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0f\n\x07records\x18\x04 \x01(\r\x12\x15\n\rlayer_digests\x18\x05 \x01(\x0c\x12\x15\n\rlayer_layouts\x18\x06 \x01(\x0c\x12\x14\n\x0clayer_blocks\x18\x07 \x03(\x04\x12+\n\x07\x65xtents\x18\x08 \x01(\x0b\x32\x1a.bootseer.index.v1.Columns\x12(\n\x05\x63odec\x18\t \x01(\x0e\x32\x19.bootseer.hotset.v1.Codec\x12\x15\n\rframe_extents\x18\n \x03(\r\x12\x13\n\x0b\x66rame_sizes\x18\x0b \x03(\x07\x12\x15\n\rframe_digests\x18\x0c \x01(\x0c\x12\x14\n\x0c\x63\x61rried_from\x18\r \x01(\x0c*M\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\x0e\n\nCODEC_NONE\x10\x01\x12\x0e\n\nCODEC_ZSTD\x10\x02\x12\r\n\tCODEC_LZ4\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/hotset.proto\x12\x12\x62ootseer.hotset.v1\x1a\x16proto/layerindex.proto\"\xde\x02\n\nHotSetHead\x12\x11\n\timage_key\x18\x01 \x01(\x0c\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0f\n\x07records\x18\x04 \x01(\r\x12\x15\n\rlayer_digests\x18\x05 \x01(\x0c\x12\x15\n\rlayer_layouts\x18\x06 \x01(\x0c\x12\x14\n\x0clayer_blocks\x18\x07 \x03(\x04\x12+\n\x07\x65xtents\x18\x08 \x01(\x0b\x32\x1a.bootseer.index.v1.Columns\x12(\n\x05\x63odec\x18\t \x01(\x0e\x32\x19.bootseer.hotset.v1.Codec\x12\x15\n\rframe_extents\x18\n \x03(\r\x12\x13\n\x0b\x66rame_sizes\x18\x0b \x03(\x07\x12\x15\n\rframe_digests\x18\x0c \x01(\x0c\x12\x14\n\x0c\x63\x61rried_from\x18\r \x01(\x0c\x12\x14\n\x0c\x61rgv_digests\x18\x0e \x01(\x0c*M\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\x0e\n\nCODEC_NONE\x10\x01\x12\x0e\n\nCODEC_ZSTD\x10\x02\x12\r\n\tCODEC_LZ4\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.hotset_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CODEC']._serialized_start=397
-  _globals['_CODEC']._serialized_end=474
+  _globals['_CODEC']._serialized_start=419
+  _globals['_CODEC']._serialized_end=496
   _globals['_HOTSETHEAD']._serialized_start=67
-  _globals['_HOTSETHEAD']._serialized_end=395
+  _globals['_HOTSETHEAD']._serialized_end=417
 # @@protoc_insertion_point(module_scope)

@@ -20,7 +20,7 @@ CODEC_ZSTD: Codec
 CODEC_LZ4: Codec
 
 class HotSetHead(_message.Message):
-    __slots__ = ("image_key", "manifest", "workload", "records", "layer_digests", "layer_layouts", "layer_blocks", "extents", "codec", "frame_extents", "frame_sizes", "frame_digests", "carried_from")
+    __slots__ = ("image_key", "manifest", "workload", "records", "layer_digests", "layer_layouts", "layer_blocks", "extents", "codec", "frame_extents", "frame_sizes", "frame_digests", "carried_from", "argv_digests")
     IMAGE_KEY_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class HotSetHead(_message.Message):
     FRAME_SIZES_FIELD_NUMBER: _ClassVar[int]
     FRAME_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     CARRIED_FROM_FIELD_NUMBER: _ClassVar[int]
+    ARGV_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     image_key: bytes
     manifest: bytes
     workload: str
@@ -47,4 +48,5 @@ class HotSetHead(_message.Message):
     frame_sizes: _containers.RepeatedScalarFieldContainer[int]
     frame_digests: bytes
     carried_from: bytes
-    def __init__(self, image_key: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., workload: _Optional[str] = ..., records: _Optional[int] = ..., layer_digests: _Optional[bytes] = ..., layer_layouts: _Optional[bytes] = ..., layer_blocks: _Optional[_Iterable[int]] = ..., extents: _Optional[_Union[_layerindex_pb2.Columns, _Mapping]] = ..., codec: _Optional[_Union[Codec, str]] = ..., frame_extents: _Optional[_Iterable[int]] = ..., frame_sizes: _Optional[_Iterable[int]] = ..., frame_digests: _Optional[bytes] = ..., carried_from: _Optional[bytes] = ...) -> None: ...
+    argv_digests: bytes
+    def __init__(self, image_key: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., workload: _Optional[str] = ..., records: _Optional[int] = ..., layer_digests: _Optional[bytes] = ..., layer_layouts: _Optional[bytes] = ..., layer_blocks: _Optional[_Iterable[int]] = ..., extents: _Optional[_Union[_layerindex_pb2.Columns, _Mapping]] = ..., codec: _Optional[_Union[Codec, str]] = ..., frame_extents: _Optional[_Iterable[int]] = ..., frame_sizes: _Optional[_Iterable[int]] = ..., frame_digests: _Optional[bytes] = ..., carried_from: _Optional[bytes] = ..., argv_digests: _Optional[bytes] = ...) -> None: ...

@@ -53,4 +53,5 @@ def hotsets(draw: st.DrawFn) -> HotSet:
     extents = [(*run, time_ms) for run, time_ms in zip(runs, times, strict=True)]
     manifest = draw(st.sampled_from(["", layer_digest(99)]))
     made = hotset(blocks, *extents, manifest=manifest, records=draw(st.integers(1, 1000)))
-    return replace(made, carried_from=draw(st.sampled_from(["", layer_digest(98)])))
+    argvs = tuple(layer_digest(number) for number in range(draw(st.integers(0, 3))))
+    return replace(made, carried_from=draw(st.sampled_from(["", layer_digest(98)])), argvs=argvs)

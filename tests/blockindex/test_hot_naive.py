@@ -83,6 +83,7 @@ def test_any_file(codec: Codec, it: HotSet, first: int) -> None:
     bare = read_hotset(encode_hotset(it))
     assert bare.extents == rows(it)
     assert bare.head.get(13, []) == ([bytes.fromhex(it.carried_from[7:])] if it.carried_from else [])
+    assert b"".join(bare.head.get(14, [])) == b"".join(bytes.fromhex(argv[7:]) for argv in it.argvs)
 
 
 def test_the_naive_lz4() -> None:

@@ -35,6 +35,7 @@ class Flight:
         self.lane = lane
         self.order: HotOrder | None = None  # that it serves, in lane HOT
         self.failed = False
+        self.refused = False  # it ended early: the disk takes no bytes, and no reader waits for them
         self._came = 0
         self._position = first  # the span whose bytes come next
         self._begun = False
@@ -72,7 +73,7 @@ class Flight:
                 self.layer.host.give_way(self.lane)
             with self.layer.lock:  # a reader that saw this flight wait has cut it by then
                 self._begun = True
-            while self._position < self.last and not self._dropped():
+            while self._position < self.last and not self._dropped() and not self.refused:
                 self.layer.recheck(self._position)
                 if self.layer.lacks(self._position):
                     self._stream()
@@ -107,7 +108,9 @@ class Flight:
                         self._position += 1
                     if self._position >= self.last:
                         return
-                    self.layer.land(piece, self.lane)
+                    if self.layer.land(piece, self.lane) and self.lane is not Lane.DEMAND and not self._urgent:
+                        self.refused = True
+                        return
                 self._urgent_or_calm()
         self._position = self.last
 

@@ -22,6 +22,7 @@ from snapshotter.fetch.arrival import Arrivals
 from snapshotter.fetch.flight import Flight
 from snapshotter.fetch.host import Host, Lane
 from snapshotter.fetch.layer import LayerFetch, Waiter
+from snapshotter.fetch.overflow import Overflow
 from tests.snapshotter.daemon import Layer, encoded_index, make_layer
 from tests.snapshotter.fetch.blobs import PATIENCE_S, FakeBlob
 
@@ -65,6 +66,7 @@ class Read:
         if not error:
             buffer = bytearray(waiter.size)
             self._files.read_into(memoryview(buffer), waiter.offset)
+            waiter.overlay(buffer, self._files.meta_size)
             self.data = bytes(buffer)
         self._answered.set()
 
@@ -94,9 +96,9 @@ class Bench:
         self._land = self.layer.land
         self.layer.land = self._count  # type: ignore[method-assign]
 
-    def _count(self, piece: Piece, lane: Lane) -> None:
+    def _count(self, piece: Piece, lane: Lane) -> bool:
         self.landings[piece.block_start] += 1
-        self._land(piece, lane)
+        return self._land(piece, lane)
 
     def read(self, start: int, end: int, since: float | None = None) -> Read:
         """Begin to read blocks."""
@@ -131,7 +133,7 @@ class Bench:
         finally:
             self.host.close()  # else a thread that waits for ever would keep the interpreter
         state = repr(self.layer) + repr(self.host)
-        self.files.close()
+        self.layer.close()
         assert self.blob.open == 0, "a stream was not closed"
         assert "0 spans in flight" in state
         assert "0 urgent" in state, "a flight that is over still holds others back"
@@ -516,23 +518,82 @@ def test_whoever_waited_too_long_gets_an_error(bench: Bench, caplog: pytest.LogC
     assert old.answers == [errno.EIO], "answered twice"
 
 
-def test_a_full_disk_is_no_refetch_storm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each failure waits longer, as with the network, and once there is room the reader gets its bytes."""
-    monkeypatch.setattr(layer_module, "_BACKOFF_S", 0.05)
-    full, fill = 3, LayerFiles.fill
+def _full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A disk that takes no bytes until the event is set."""
+    room, fill = threading.Event(), LayerFiles.fill
 
     def filling(files: LayerFiles, start: int, end: int, data: bytes | memoryview) -> None:
-        nonlocal full
-        if full:
-            full -= 1
+        if not room.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
         fill(files, start, end, data)
 
     monkeypatch.setattr(LayerFiles, "fill", filling)
-    started = time.monotonic()
-    bench.check(bench.read(*bench.span_blocks(3)))
-    assert time.monotonic() - started >= 0.7 * (0.05 + 0.1 + 0.2)
-    assert bench.layer.tally.failures == 3
+    return room
+
+
+def test_a_full_disk_keeps_no_reader_from_its_bytes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They come from the network, once for all readers of a span, and are stored when there is room."""
+    room = _full(monkeypatch)
+    start, end = bench.span_blocks(3)
+    bench.check(bench.read(start, end))
+    bench.settle()
+    bench.check(bench.read(start + 1, end))
+    bench.check(bench.read(start, start + 2))
+    assert len(bench.blob.requests) == 1 and bench.files.blocks_present() == 0
+    assert bench.layer.tally.failures == 0
+    assert [it.getMessage().split()[0] for it in caplog.records if it.levelno == logging.ERROR] == ["store.full"]
+    caplog.clear()
+    bench.layer.tend()
+    assert bench.files.blocks_present() == 0 and bench.layer.overflow.refusing
+    room.set()
+    bench.layer.tend()
+    assert bench.files.has(start, end) and not bench.layer.overflow.refusing and not bench.layer.overflow.size
+    bench.check(bench.read(start, end))
+    assert len(bench.blob.requests) == 1
+
+
+def test_a_reader_of_much_is_served_however_little_memory_there_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps what has come for it; of some blocks the store has the bytes, of others only it."""
+    room = _full(monkeypatch)
+    bench.layer.overflow = Overflow(4 * BLOCK)
+    room.set()
+    bench.check(bench.read(*bench.span_blocks(2)))
+    bench.settle()
+    room.clear()
+    start, end = bench.span_blocks(1)[0] + 1, bench.span_blocks(4)[1] - 1
+    bench.check(bench.read(start, end))
+    assert bench.layer.overflow.size == 4 * BLOCK
+    assert "store.full" in caplog.text
+    caplog.clear()
+
+
+def test_on_a_full_disk_nothing_is_fetched_that_nobody_waits_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until there is room: then the layer completes."""
+    monkeypatch.setattr(layer_module, "_NO_ROOM_S", 0.02)
+    room = _full(monkeypatch)
+    asked: list[None] = []
+    bench.layer.fetch_hot([(0, bench.index.block_count)], 1, lambda: asked.append(None))
+    bench.settle()
+    assert asked and len(bench.blob.requests) == 1, "an order for hot blocks ends"
+    bench.layer.fill_in_background(0.0)
+    deadline = time.monotonic() + PATIENCE_S
+    while len(bench.blob.requests) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert sum(bench.blob.served) < len(bench.blob.requests) * (SPAN + 65536), "a request ends with its first piece"
+    bench.check(bench.read(*bench.span_blocks(5)))
+    room.set()
+    assert bench.layer.completed.wait(PATIENCE_S)
+    bench.layer.tend()
+    bench.settle()
+    assert not bench.layer.overflow.size
+    caplog.clear()
 
 
 def test_a_reader_that_comes_as_a_flight_fails_is_served_and_holds_nobody_back(bench: Bench) -> None:

@@ -1,9 +1,10 @@
 """Registries as the daemon sees them: resolve an image, open its blobs.
 
-Speaks the pull half of the registry protocol and nothing more: no ping, no HEAD before a GET, so that the first byte
-costs as few round trips as possible (one when no token is needed). All requests to a host share its connections, so
-that whoever is in a hurry finds one whose window has already grown. Where mirrors are configured, one that fails is
-followed by the next; the registry itself, or the server in its place, is the last.
+Speaks the pull half of the registry protocol; `write` carries the other half, which is `push`'s. No ping, no HEAD
+before a GET, so that the first byte costs as few round trips as possible (one when no token is needed). All requests to
+a host share its connections, so that whoever is in a hurry finds one whose window has already grown. Where mirrors are
+configured, one that fails is followed by the next; the registry itself, or the server in its place, is the last. What
+is written goes to the registry itself, or to whom its hosts.toml names for that: nobody else is tried.
 """
 
 import hashlib
@@ -11,10 +12,10 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from snapshotter.config import RegistryConfig
-from snapshotter.errors import Denied, InvalidArgument, NotFound, SnapshotterError, Transient
+from snapshotter.errors import Denied, InvalidArgument, NotFound, Precondition, SnapshotterError, Transient
 from snapshotter.model import Digest
 from snapshotter.registry.answers import status_error
-from snapshotter.registry.auth import Authenticator
+from snapshotter.registry.auth import PULL, PUSH, Authenticator
 from snapshotter.registry.blob import RegistryBlob
 from snapshotter.registry.credentials import DockerConfig, docker_config_path
 from snapshotter.registry.endpoint import Endpoint
@@ -33,7 +34,7 @@ from snapshotter.registry.manifest import (
 from snapshotter.registry.passed import PassedCredentials
 from snapshotter.registry.reference import ImageRef, parse_digest, parse_reference
 from snapshotter.registry.standing import Standing
-from snapshotter.registry.transport import Reply, Transport
+from snapshotter.registry.transport import Reply, Transport, Upload, origin
 
 __all__ = ["Registry"]
 
@@ -91,6 +92,15 @@ class Registry:
             target = choose(parsed, wanted, what).digest
         raise InvalidArgument(f"{image}: image indexes nested deeper than {_INDEX_DEPTH}")
 
+    def document(self, ref: str, digest: Digest | None = None) -> Document:
+        """The manifest or image index that `ref` names, or with `digest` another of its repository, as it came."""
+        image = parse_reference(ref)
+        target = digest or image.target
+        what = f"manifest {target} of {image.host}/{image.repository}"
+        got, body = self._manifest(image, target, what)
+        parse_manifest(body, got, what)
+        return Document(document_type(body), got, body)
+
     def blob(self, image_ref: str, digest: str) -> RegistryBlob:
         """The blob `digest` in the repository of `image_ref`. Does no I/O; the same blob is the same object."""
         image = parse_reference(image_ref)
@@ -101,13 +111,14 @@ class Registry:
         return blob
 
     def open(
-        self, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str
+        self, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str, *, optional: bool = False
     ) -> tuple[Reply, Endpoint]:
         """Ask for `path` of `image`'s repository, in turn those who may have it, each with a token if it wants one;
         who answered comes with the answer.
 
         A 401 or 403 of an endpoint itself gets one fresh token, then Denied. Any other status of a lone endpoint is the
-        caller's; of several endpoints the first good answer is given, else the failures are raised as one.
+        caller's; of several endpoints the first good answer is given, else the failures are raised as one. What is
+        `optional` need not be there: an endpoint without it is asked first for other things all the same.
         """
         by_digest = path.rpartition("/")[2].startswith("sha256:")
         configured = self._hosts.endpoints(image.host)
@@ -117,11 +128,11 @@ class Registry:
                 f"{what}: no host is configured that may be asked for {'contents' if by_digest else 'a tag'}"
             )
         if len(able) == 1:
-            return self._ask(able[0], method, image, path, headers, what), able[0]
+            return self._get(able[0], method, image, path, headers, what), able[0]
         failures: dict[str, SnapshotterError] = {}
         for endpoint in self._standing.order(able, f"{image.host}/{image.repository}"):
             try:
-                reply = self._ask(endpoint, method, image, path, headers, what)
+                reply = self._get(endpoint, method, image, path, headers, what)
                 if reply.status < 400 or reply.status == 416:
                     return reply, endpoint
                 with reply:
@@ -129,26 +140,67 @@ class Registry:
             except SnapshotterError as exc:
                 error = exc
             failures[endpoint.url] = error
-            if method != "HEAD" or isinstance(error, Transient):  # many refuse a HEAD and serve the GET
+            # Many refuse a HEAD and serve the GET.
+            if isinstance(error, Transient) or not (optional or method == "HEAD"):
                 self.blame(endpoint, image, error)
         raise _verdict([failures[one.url] for one in able])
+
+    def write(
+        self,
+        method: str,
+        image: ImageRef,
+        path: str,
+        headers: dict[str, str],
+        what: str,
+        body: bytes | Upload | None = None,
+        actions: str = PUSH,
+    ) -> tuple[Reply, Endpoint]:
+        """One request to whom the image's repository is written at. `path` is a path in the repository, or the whole
+        URL that an answer gave for going on; at another origin that gets no credentials.
+
+        Denied says which credentials were shown; any other status is the caller's.
+        """
+        able = [one for one in self._hosts.endpoints(image.host) if one.pushes]
+        if not able:
+            raise Precondition(f"{what}: the hosts.toml of {image.host} names no host that may be pushed to")
+        endpoint = able[0]
+        url = path if "://" in path else endpoint.address(image.host, image.repository, path)
+        if origin(url) != origin(endpoint.url):
+            return self.transport.open(method, url, headers, what, line=endpoint.line, body=body), endpoint
+        try:
+            return self._ask(endpoint, method, image, url, headers, what, body, actions), endpoint
+        except Denied as exc:
+            raise Denied(f"{exc}; writing needs the right to it: {self._keyring.shown(endpoint, image)}") from exc
 
     def blame(self, endpoint: Endpoint, image: ImageRef, error: SnapshotterError) -> None:
         """`endpoint` has failed `image`, perhaps in the middle of an answer: ask others before it, for a while."""
         self._standing.failed(endpoint, f"{image.host}/{image.repository}", error)
 
-    def _ask(
+    def _get(
         self, endpoint: Endpoint, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str
     ) -> Reply:
-        """Ask one endpoint; a refusal gets one fresh token, of each credential that there is."""
         url = endpoint.address(image.host, image.repository, path)
-        header = self._auth.header(endpoint, image)
+        return self._ask(endpoint, method, image, url, headers, what)
+
+    def _ask(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        image: ImageRef,
+        url: str,
+        headers: dict[str, str],
+        what: str,
+        body: bytes | Upload | None = None,
+        actions: str = PULL,
+    ) -> Reply:
+        """Ask one endpoint; a refusal gets one fresh token, of each credential that there is."""
+        header = self._auth.header(endpoint, image, actions)
         for attempt in range(_ATTEMPTS):
             private = dict(endpoint.headers)
             if header is not None:
                 private = {name: value for name, value in private.items() if name.lower() != "authorization"}
                 private["Authorization"] = header
-            reply = self.transport.open(method, url, headers, what, private=private, line=endpoint.line)
+            reply = self.transport.open(method, url, headers, what, private=private, line=endpoint.line, body=body)
             if reply.status not in (401, 403):
                 return reply
             with reply:
@@ -157,7 +209,7 @@ class Registry:
             if reply.redirected:
                 raise error
             try:
-                header = self._auth.renew(endpoint, image, challenge, header, attempt)
+                header = self._auth.renew(endpoint, image, challenge, header, attempt, actions)
             except Denied as exc:
                 if attempt:
                     raise error from exc

@@ -29,8 +29,8 @@ DIRECT = Line()
 class Endpoint:
     """`url` is the root of the registry API: scheme, host[:port] and path (`/v2` as a rule), no slash at the end.
 
-    `pulls`: may be asked for contents by digest; `resolves`: also what a tag means. `headers` go with each request to
-    this host; they may be secret, so they are in no repr.
+    `pulls`: may be asked for contents by digest; `resolves`: also what a tag means; `pushes`: takes what is pushed.
+    `headers` go with each request to this host; they may be secret, so they are in no repr.
     """
 
     url: str
@@ -38,6 +38,7 @@ class Endpoint:
     resolves: bool = True
     line: Line = DIRECT
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    pushes: bool = True
 
     @property
     def host(self) -> str:
@@ -45,9 +46,11 @@ class Endpoint:
         return urlsplit(self.url).netloc
 
     def address(self, registry: str, repository: str, path: str) -> str:
-        """The URL of `path` in the repository of `registry`; other hosts are told whose repository is meant."""
+        """The URL of `path` (perhaps with a query) in the repository of `registry`; other hosts are told whose
+        repository is meant."""
+        url = f"{self.url}/{repository}/{path}"
         own = self.host == registry or (registry == DOCKER and self.host == DOCKER_API)
-        return f"{self.url}/{repository}/{path}{'' if own else '?' + urlencode({'ns': registry})}"
+        return url if own else f"{url}{'&' if '?' in path else '?'}{urlencode({'ns': registry})}"
 
 
 def is_loopback(host: str) -> bool:

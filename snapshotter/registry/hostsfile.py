@@ -45,8 +45,8 @@ def parse_hosts(text: str, directory: Path) -> tuple[Endpoint, ...]:
     for url, table in hosts.items():
         if not isinstance(table, dict):
             raise HostsFileError(f"host.{url!r} must be a table")
-        mirrors.append(_endpoint(url, table, directory))
-    return (*mirrors, _endpoint(_value(data, "server", str, "", ""), data, directory))
+        mirrors.append(_endpoint(url, table, directory, mirror=True))
+    return (*mirrors, _endpoint(_value(data, "server", str, "", ""), data, directory, mirror=False))
 
 
 def parse_duration(text: str) -> float:
@@ -60,9 +60,10 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def _endpoint(url: str, table: _Table, directory: Path) -> Endpoint:
+def _endpoint(url: str, table: _Table, directory: Path, *, mirror: bool) -> Endpoint:
     where = f"{url or 'server'}: "
-    capabilities = {name.lower() for name in _strings(table, "capabilities", where)} or _CAPABILITIES
+    named = {name.lower() for name in _strings(table, "capabilities", where)}
+    capabilities = named or _CAPABILITIES
     if unknown := capabilities - _CAPABILITIES:
         raise HostsFileError(f"{where}unknown capability {min(unknown)!r}")
     dial = _value(table, "dial_timeout", str, "", where)
@@ -71,7 +72,9 @@ def _endpoint(url: str, table: _Table, directory: Path) -> Endpoint:
     if not url:  # containerd ignores capabilities without a server: a registry can do everything for itself
         return Endpoint("", line=line, headers=headers)
     root = _root(url, _value(table, "override_path", bool, False, where))
-    return Endpoint(root, "pull" in capabilities, {"pull", "resolve"} <= capabilities, line, headers)
+    # A mirror takes pushes only where the file says so: what lies in a cache alone is not published.
+    pushes = "push" in (named if mirror else capabilities)
+    return Endpoint(root, "pull" in capabilities, {"pull", "resolve"} <= capabilities, line, headers, pushes)
 
 
 def _root(url: str, override_path: bool) -> str:

@@ -33,6 +33,11 @@ class Keyring:
         """Why there may be no credentials for `host`, for an error message."""
         return self._config.problem(host)
 
+    def shown(self, endpoint: Endpoint, image: ImageRef) -> str:
+        """Which credentials the endpoint gets to see for the image's repository, for an error message."""
+        users = [one.user or "a token" for one in self.candidates(endpoint, image) if one is not None]
+        return f"shown were the credentials of {', '.join(map(repr, users))}" if users else self.problem(endpoint.host)
+
     def registries(self) -> set[str]:
         """The registries, host[:port], that are named by any source."""
         return self._passed.registries() | self._config.hosts()

@@ -7,13 +7,14 @@ whatever its status.
 Invariants: at most `connections` requests are under way per host (a slot is held from `open` until `Reply.close`);
 private headers (Authorization, and what an operator configured) never reach another origin than the one they were
 given for, nor does a body; no message holds the path or query of a URL, which may be signed; only a request on a
-kept-alive connection that died before any byte of the answer is repeated, and silently; nothing else is retried here.
+kept-alive connection that died before any byte of the answer is repeated, and silently, unless its body is an `Upload`;
+nothing else is retried here.
 """
 
 import http.client
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, cast
@@ -27,7 +28,7 @@ from snapshotter.registry.connections import Adapter, StaleConnection
 from snapshotter.registry.endpoint import DIRECT, Line, is_loopback
 from snapshotter.registry.trust import TlsContexts
 
-__all__ = ["CHUNK_BYTES", "Reply", "Transport"]
+__all__ = ["CHUNK_BYTES", "Reply", "Transport", "Upload", "origin"]
 
 CHUNK_BYTES = 256 * 1024
 """Most bytes of one chunk: a chunk is what one recv yields, so that a decoder gets its bytes early."""
@@ -116,6 +117,32 @@ class Reply:
         self._slot.release()
 
 
+class Upload:
+    """A request's body of `size` bytes that is made while it is sent, by a call of `open` for each time."""
+
+    def __init__(self, size: int, open: Callable[[], Iterator[bytes]], what: str) -> None:
+        self._size = size
+        self._open = open
+        self._what = what
+
+    def __repr__(self) -> str:
+        return f"<Upload of {self._size} bytes, {self._what}>"
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Never more or less than was announced: the other side would wait for it, or take it for the next request."""
+        left = self._size
+        for chunk in self._open():
+            left -= len(chunk)
+            if left < 0:
+                break
+            yield chunk
+        if left:
+            raise InvalidArgument(f"{self._what}: has {'more' if left < 0 else 'less'} than its {self._size} bytes")
+
+
 class Transport:
     """A set of warm connections with one set of limits. Thread-safe."""
 
@@ -150,7 +177,7 @@ class Transport:
         *,
         private: Mapping[str, str] | None = None,
         line: Line = DIRECT,
-        body: bytes | None = None,
+        body: bytes | Upload | None = None,
     ) -> Reply:
         """Send one request, follow up to five redirects, return the answer once its headers are here.
 
@@ -158,7 +185,7 @@ class Transport:
         """
         hop = url
         for hops in range(_MAX_HOPS + 1):
-            if private is not None and _origin(hop) != _origin(url):
+            if private is not None and origin(hop) != origin(url):
                 private = None  # once another host was asked they never come back
             reply = self._send(method, hop, {**(private or {}), **headers}, body, line, what)
             reply.redirected = hops > 0
@@ -170,13 +197,20 @@ class Transport:
         raise Transient(f"{what}: more than {_MAX_HOPS} redirects, the last to {urlsplit(hop).netloc}")
 
     def _send(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, line: Line, what: str
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | Upload | None,
+        line: Line,
+        what: str,
     ) -> Reply:
         host = urlsplit(url).netloc
         what = f"{what} at {host}"
         with _translated(what):
             all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers}
-            prepared = requests.Request(method, url, headers=all_headers, data=body).prepare()
+            data = cast("bytes | None", body)  # an Upload is, as requests sees it, an iterable with a length
+            prepared = requests.Request(method, url, headers=all_headers, data=data).prepare()
         context = self._tls.get(line.tls) if url.startswith("https:") else None
         timeout = (line.connect_timeout_s or self._timeout[0], self._timeout[1])
         slot = self._slot(host)
@@ -208,7 +242,8 @@ class Transport:
                     proxies=proxies,
                 )
             except StaleConnection:
-                continue
+                if isinstance(prepared.body, Upload):  # some of it may have got there: whoever sends it begins anew
+                    break
         raise ConnectionResetError("kept-alive connections keep closing")
 
     def _slot(self, host: str) -> threading.BoundedSemaphore:
@@ -223,7 +258,8 @@ class Transport:
             return self._proxies[host]
 
 
-def _origin(url: str) -> tuple[str, str | None, int]:
+def origin(url: str) -> tuple[str, str | None, int]:
+    """Scheme, host and port: to whom private headers are shown."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 

@@ -41,16 +41,16 @@ ca = "server.crt"
 
 def test_example() -> None:
     public, cache, odd, plain, server = parse_hosts(EXAMPLE, DIRECTORY)
-    assert public == Endpoint("https://public.example/us/v2", pulls=True, resolves=False)
+    assert public == Endpoint("https://public.example/us/v2", pulls=True, resolves=False, pushes=False)
     tls = TlsFiles(
         ca=(DIRECTORY / "a.pem", Path("/etc/certs/b.pem")),
         client=((DIRECTORY / "c.cert", DIRECTORY / "c.key"), (Path("/d.pem"), None)),
     )
     assert cache == Endpoint("http://cache.internal:5000/v2", line=Line(tls, 61.5), headers=(("x-one", "1"),))
     assert odd == Endpoint(
-        "https://odd.example/v2/upstream", line=Line(TlsFiles(client=((DIRECTORY / "one.pem", None),)))
+        "https://odd.example/v2/upstream", line=Line(TlsFiles(client=((DIRECTORY / "one.pem", None),))), pushes=False
     )
-    assert (plain.url, plain.pulls, plain.resolves) == ("https://plain.example/v2", False, False)
+    assert (plain.url, plain.pulls, plain.resolves, plain.pushes) == ("https://plain.example/v2", False, False, True)
     assert plain.line.tls is not None and len(plain.line.tls.client) == 2
     assert server == Endpoint(
         "https://registry-1.docker.io/v2",
@@ -214,7 +214,7 @@ def test_tls_for_an_http_url(tmp_path: Path) -> None:
     write(tmp_path, "r.io", 'server = "http://s:5000"\nskip_verify = true\n[host."http://m:80"]\nskip_verify = true\n')
     unverified = Line(TlsFiles(skip_verify=True))
     assert Hosts(tmp_path).endpoints("r.io") == (
-        Endpoint("http://m:80/v2"),
+        Endpoint("http://m:80/v2", pushes=False),
         Endpoint("https://s:5000/v2", line=unverified),
         Endpoint("http://s:5000/v2"),
     )

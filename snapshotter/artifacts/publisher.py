@@ -1,0 +1,232 @@
+"""Bringing an artifact into a repository: its blobs, its manifest under its tags, its place among the referrers.
+
+Protocol: look what is there; upload the blobs that are missing; put the manifest under each of its tags; see that it is
+found from its subject; delete what it supersedes. Each step leaves the repository as it should be, so one that was cut
+short is finished by the next publisher, and equal content (`created` aside) is not written again. Nothing locks: each
+artifact has tags of its own, so publishers of different workloads never meet there. They meet in the fallback tag,
+which is read, changed and written whole, and looked at again: best effort, nobody of ours depends on it.
+
+Superseded is what was there *before* we wrote, listed before the tags were read: of two publishers at the same time
+neither deletes what the other has just written.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from snapshotter.artifacts.manifest import (
+    CONFIG,
+    MANIFEST_TYPE,
+    config_blob,
+    decode,
+    digest_of,
+    encode,
+    place_tags,
+)
+from snapshotter.artifacts.model import Artifact, Blob
+from snapshotter.artifacts.referrers import (
+    REFERRERS_TYPE,
+    Referrer,
+    digests,
+    fallback_tag,
+    parse_referrers,
+    referrer_of,
+    rewritten,
+    without,
+)
+from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
+from snapshotter.log import fields
+from snapshotter.model import Digest
+from snapshotter.registry.push import Pusher
+from snapshotter.registry.reference import ImageRef
+
+__all__ = ["Published", "publish"]
+
+_FALLBACK_TRIES = 6  # 20 publishers at once lose each other's entries about twice
+_FALLBACK_PAUSE_S = 0.3  # at most, times the number of the try
+_MOST_JUDGED = 32  # entries of a list that do not say what they are, and are looked at one by one
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`existed`: equal content was there, and `digest` is that of what was there. `referrers`: the registry lists the
+    artifact by its referrers API; else it is, where it has a subject, in the fallback tag."""
+
+    digest: Digest
+    existed: bool
+    tags: tuple[str, ...]
+    referrers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What was there: the manifest at each tag, and what the registry lists for the subject."""
+
+    tagged: dict[str, tuple[Digest, bytes, Artifact | None]]
+    listed: list[Referrer]
+    api: bool
+
+
+def publish(
+    pusher: Pusher, repository: ImageRef, artifact: Artifact, open_blob: Callable[[Blob], Iterator[bytes]]
+) -> Published:
+    """Have the artifact in the repository. `open_blob` gives a blob's bytes, and is asked for those only that are
+    missing there and that the artifact does not hold itself; anew for each attempt. Raises SnapshotterError; what was
+    found in the repository before is still found then."""
+    tags = place_tags(artifact)
+    before = _look(pusher, repository, artifact, tags)
+    same = next((body for _, body, known in before.tagged.values() if _equal(known, artifact)), None)
+    body = encode(artifact) if same is None else same
+    digest = digest_of(body)
+    if same is None:
+        _put_blobs(pusher, repository, artifact, open_blob)
+    told = False
+    for tag in tags:
+        if before.tagged.get(tag, ("",))[0] != digest:
+            told |= "OCI-Subject" in pusher.put_manifest(repository, tag, body, MANIFEST_TYPE)
+    superseded = _superseded(pusher, repository, artifact, before, digest)
+    referrers = False
+    if artifact.subject is not None:
+        referrers = told or _listed(pusher, repository, artifact.subject.digest, digest)
+        if not referrers:
+            _keep_fallback(pusher, repository, artifact, body, superseded)
+    for old in superseded:
+        _delete(pusher, repository, old)
+    log.info(
+        "artifact.published %s",
+        fields(repository=_name(repository), tag=tags[0], digest=digest, existed=same is not None),
+    )
+    return Published(digest, same is not None, tags, referrers)
+
+
+def _look(pusher: Pusher, repository: ImageRef, artifact: Artifact, tags: tuple[str, ...]) -> _Before:
+    """First the list, then the tags: what is listed, and not at its tag any more, is superseded."""
+    listed: list[Referrer] | None = None
+    api = False
+    if artifact.subject is not None:
+        listed = _referrers(pusher, repository, artifact.subject.digest)
+        api = listed is not None
+        if listed is None:
+            listed = _parsed(_manifest(pusher, repository, fallback_tag(artifact.subject.digest), REFERRERS_TYPE))
+    tagged = {}
+    for tag in tags:
+        body = _manifest(pusher, repository, tag, MANIFEST_TYPE)
+        if body is not None:
+            tagged[tag] = (digest_of(body), body, _decoded(body))
+    return _Before(tagged, listed or [], api)
+
+
+def _put_blobs(
+    pusher: Pusher, repository: ImageRef, artifact: Artifact, open_blob: Callable[[Blob], Iterator[bytes]]
+) -> None:
+    config = replace(config_blob(artifact.kind), data=CONFIG)
+    for digest, blob in {blob.digest: blob for blob in (config, *artifact.blobs)}.items():
+        if not pusher.has_blob(repository, digest):
+            pusher.put_blob(repository, digest, blob.size, lambda blob=blob: _bytes_of(blob, open_blob))  # type: ignore[misc]
+
+
+def _bytes_of(blob: Blob, open_blob: Callable[[Blob], Iterator[bytes]]) -> Iterator[bytes]:
+    return iter((blob.data,)) if blob.data else open_blob(blob)
+
+
+def _superseded(
+    pusher: Pusher, repository: ImageRef, artifact: Artifact, before: _Before, digest: Digest
+) -> list[Digest]:
+    """The digests of what was there before, is of the same kind, workload and image, and of no other subject."""
+    old = {there: known for there, _, known in before.tagged.values()}
+    may_be = [one for one in before.listed if one.may_be(artifact.kind, artifact.image_key, artifact.workload)]
+    for entry in may_be[:_MOST_JUDGED]:
+        if entry.digest not in old and entry.digest != digest:
+            body = _manifest(pusher, repository, entry.digest, MANIFEST_TYPE)
+            old[entry.digest] = _decoded(body) if body is not None else None
+    return [there for there, known in old.items() if there != digest and _replaces(artifact, known)]
+
+
+def _replaces(new: Artifact, old: Artifact | None) -> bool:
+    if old is None or (old.kind, old.image_key, old.workload) != (new.kind, new.image_key, new.workload):
+        return False
+    return old.subject is None or old.subject == new.subject
+
+
+def _keep_fallback(
+    pusher: Pusher, repository: ImageRef, artifact: Artifact, body: bytes, superseded: list[Digest]
+) -> None:
+    """Have the artifact in the fallback tag of its subject, as well as that can be had without compare-and-swap."""
+    assert artifact.subject is not None
+    tag = fallback_tag(artifact.subject.digest)
+    entry = referrer_of(artifact, body, digest_of(body))
+    try:
+        for count in range(_FALLBACK_TRIES):
+            there = _manifest(pusher, repository, tag, REFERRERS_TYPE)
+            wanted = rewritten(there, entry, superseded)
+            if wanted is None:
+                return
+            time.sleep(random.uniform(0, _FALLBACK_PAUSE_S) * count)
+            try:
+                pusher.put_manifest(repository, tag, wanted, REFERRERS_TYPE)
+            except (InvalidArgument, NotFound):  # registries want every manifest of an index to be there
+                gone = [one for one in digests(wanted) if _manifest(pusher, repository, one, "*/*") is None]
+                pusher.put_manifest(repository, tag, without(wanted, gone), REFERRERS_TYPE)
+    except SnapshotterError as exc:
+        log.warning(
+            "artifact.unlisted %s",
+            fields(repository=_name(repository), tag=tag, digest=entry["digest"], error=str(exc)),
+        )
+
+
+def _delete(pusher: Pusher, repository: ImageRef, digest: Digest) -> None:
+    try:
+        gone = pusher.delete_manifest(repository, digest)
+    except SnapshotterError as exc:
+        log.warning("artifact.undeleted %s", fields(repository=_name(repository), digest=digest, error=str(exc)))
+        return
+    log.info("artifact.superseded %s", fields(repository=_name(repository), digest=digest, deleted=gone))
+
+
+def _listed(pusher: Pusher, repository: ImageRef, subject: Digest, digest: Digest) -> bool:
+    """Whether the referrers API has the artifact. Not every registry that has it says so when it answers a PUT."""
+    return any(one.digest == digest for one in _referrers(pusher, repository, subject) or ())
+
+
+def _referrers(pusher: Pusher, repository: ImageRef, subject: Digest) -> list[Referrer] | None:
+    """The first page of what the referrers API lists; None where there is no such API."""
+    what = f"referrers of {subject} in {_name(repository)}"
+    answer = pusher.get(repository, f"referrers/{subject}", REFERRERS_TYPE, what)
+    try:
+        return parse_referrers(answer[0]) if answer is not None else None
+    except InvalidArgument:
+        return None
+
+
+def _manifest(pusher: Pusher, repository: ImageRef, target: str, accept: str) -> bytes | None:
+    answer = pusher.get(repository, f"manifests/{target}", accept, f"manifest {target} of {_name(repository)}")
+    return answer[0] if answer is not None else None
+
+
+def _parsed(body: bytes | None) -> list[Referrer]:
+    try:
+        return parse_referrers(body) if body is not None else []
+    except InvalidArgument:
+        return []
+
+
+def _decoded(body: bytes) -> Artifact | None:
+    try:
+        return decode(body)
+    except InvalidArgument:
+        return None
+
+
+def _equal(there: Artifact | None, artifact: Artifact) -> bool:
+    """Whether what is there says all that is to be published. More signatures than ours do no harm."""
+    if there is None or not set(artifact.signatures) <= set(there.signatures):
+        return False
+    return replace(there, created=0, signatures=()) == replace(artifact, created=0, signatures=())
+
+
+def _name(repository: ImageRef) -> str:
+    return f"{repository.host}/{repository.repository}"

@@ -55,13 +55,14 @@ class Frame:
 @dataclass(frozen=True, slots=True)
 class HotPack:
     """What the head of a file says. `head_size` bytes of the file come before its first frame; `size` is the whole
-    file's."""
+    file's. `digest`: the sha256 of those `head_size` bytes, which names the file with all its frames."""
 
     hotset: HotSet
     codec: Codec
     frames: tuple[Frame, ...] = field(repr=False)
     head_size: int
     size: int
+    digest: str = ""
 
 
 def head_message(hotset: HotSet, codec: Codec, frames: Sequence[tuple[int, int, bytes]]) -> pb.HotSetHead:

@@ -78,12 +78,13 @@ class HeadReader:
             view = self._take(view)
         if not self._digest or len(self._buffer) < self._needed:
             return None
+        digest = sha256(self._buffer).hexdigest()
         head = bytes(self._buffer[PROLOGUE_SIZE:])
         self.rest = bytes(view)
         self._buffer.clear()
         if sha256(head).digest() != self._digest:
             raise Corrupt("head", "does not match its digest", PROLOGUE_SIZE)
-        return pack_of(head, self._needed)
+        return replace(pack_of(head, self._needed), digest=f"sha256:{digest}")
 
     def _take(self, view: memoryview) -> memoryview:
         """Move what is needed of `view` into the buffer; returns the rest."""

@@ -7,6 +7,7 @@ A layer is a directory `<root>/layers/<node name>`, which appears whole by one r
   present     one byte a block of the data region: ABSENT, PRESENT or UNVERIFIED
   index       the layer index, as `blockindex.codec` encodes it
   used        empty; its time of modification is when the layer was mounted or given back last
+  unproven, packs  which blocks came from hot packs, and are to be compared yet; see `unproven`
 A layer that is being removed is a directory `.dead-…` meanwhile; see `layers.Layers.remove`.
 The node name is the first 14 hex digits of the layer's digest; shifted left by 8 bits it is also the FUSE node id, so
 ids are the same after any restart with no table to lose. The low 8 bits are 0 for the file that all containers share,
@@ -140,11 +141,12 @@ class LayerRecord:
 class LayerFiles:
     """A layer's open files. The attributes are public for the block server's hot path; nobody else touches them."""
 
-    __slots__ = ("_open", "data_fd", "meta_fd", "meta_size", "name", "present", "record")
+    __slots__ = ("_open", "data_fd", "directory", "meta_fd", "meta_size", "name", "present", "record")
 
     def __init__(self, directory: Path, writable: bool = False) -> None:
         """Open the layer. NotFound when there is none, SnapshotterError when a part of it is missing."""
         self._open = False
+        self.directory = directory
         self.name = directory.name
         self.record = LayerRecord.load(directory)
         self.meta_size = self.record.meta_size
@@ -221,6 +223,10 @@ class LayerFiles:
     def trust(self, start: int, end: int) -> None:
         """Say that the blocks `[start, end)`, whose bytes are in the file and verified, are present."""
         self.present[start:end] = bytes([PRESENT]) * (end - start)
+
+    def distrust(self, start: int, end: int) -> None:
+        """Have those of the blocks `[start, end)` that are present checked before they are read again."""
+        self.present[start:end] = self.present[start:end].translate(_DISTRUST)
 
 
 class Staging:

@@ -1,35 +1,41 @@
 """One layer in the fetch process: what is missing, which flights bring it, and who waits for it.
 
 A missing block that a prefetch has promised is not fetched again; when the promise falls, or is kept too late, its
-readers get a flight of their own (`reconsider`, `insist`).
+readers get a flight of their own (`reconsider`, `insist`). Bytes that the disk refuses go to readers through memory
+(`overflow`); the background and what is hot wait until it takes bytes again.
 
 Locking: `lock` guards waiters, flights and sources. Nothing blocks under it; replies to the kernel are sent after it is
-released (a waiter is taken off the list first, so exactly one thread answers it). Files are written without it: each
-span has at most one flight, and a flight that is just being cut writes the same verified bytes as its successor.
+released (a waiter is taken off the list first, so exactly one thread answers it). Files are written without it, by the
+late check only: each span has at most one flight, and a flight that is just being cut writes the same verified bytes as
+its successor.
 """
 
 import errno
+import itertools
 import logging
 import math
-import os
 import random
 import threading
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from blockindex.layerindex import LayerIndex
 from blockindex.model import BLOCK, Piece
+from snapshotter.alarms import Alarms
 from snapshotter.blockstore import UNVERIFIED, LayerFiles
 from snapshotter.errors import Transient
 from snapshotter.model import BlobSource
+from snapshotter.unproven import Pack
 
 from .flight import Flight
 from .host import Host, Lane
 from .journal import Journal
+from .latecheck import LateCheck
+from .overflow import Overflow
 
 __all__ = ["HotOrder", "LayerFetch", "Promise", "Tally", "Waiter"]
 
@@ -40,13 +46,17 @@ _ASKED_MAX_S = 60.0  # a Retry-After beyond this is not believed
 _LOUD = 4
 _SOURCES = 8  # registries of a layer that are remembered
 _BACKGROUND_RUN = 1 << 20  # bytes: what a reader may find in front of it on the wire, 84 ms at 100 Mbit/s
+_NO_ROOM_S = 5.0  # a full disk is left alone by all that no reader waits for
 _BACKGROUND_WIDTH = 2  # requests at once for one layer: one answer is inflated while the next one comes
+
+_owners = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
     """A read of image bytes `[offset, offset + size)` that waits for the blocks `[start, end)` since `since` (monotonic
-    seconds); `answer` replies to it: with bytes of the store for error 0, else with that error number."""
+    seconds); `answer` replies to it: with bytes of the store for error 0, else with that error number. `held` are
+    those of its blocks that came while the disk refused them: the store has not their bytes, see `overlay`."""
 
     offset: int
     size: int
@@ -54,6 +64,14 @@ class Waiter:
     end: int
     since: float
     answer: Callable[["Waiter", int], None]
+    held: dict[int, bytes] = field(default_factory=dict)
+
+    def overlay(self, buffer: bytearray, meta_size: int) -> None:
+        """Put what is held over `buffer`, which is the read's answer out of the store."""
+        for block, data in self.held.items():
+            at = meta_size + block * BLOCK - self.offset
+            first, end = max(at, 0), min(at + BLOCK, len(buffer))
+            buffer[first:end] = data[first - at : end - at]
 
 
 @dataclass(slots=True)
@@ -120,16 +138,21 @@ class LayerFetch:
         growth: int,
         patience_s: float,
         journal: Journal | None = None,
+        overflow: Overflow | None = None,
+        alarms: Alarms | None = None,
     ) -> None:
         """`sources`: the blob at each registry that is known to have it, in the order in which to try them. `growth`
         bounds how many bytes one request asks for (readers that read on and on, background), `patience_s` how long the
-        layer is left alone after failures in a row. What happens is noted in `journal`."""
+        layer is left alone after failures in a row. What happens is noted in `journal`; `overflow` has what the disk
+        refuses; `alarms` hears of packs that the layer refutes (default: the store's)."""
         self.files = files
         self.index = index
         self.sources = list(sources)
         self.host = host
         self.tally = Tally()
         self.journal = journal or Journal()
+        self.overflow = overflow or Overflow()
+        self._owner = next(_owners)  # of what is in `overflow`: a layer that comes again is another one
         self.completed = threading.Event()
         self.lock = threading.Lock()
         self.background = False
@@ -150,6 +173,7 @@ class LayerFetch:
         for hole in index.hole_blocks():  # no span brings these: they are zeros from the start, also after a power cut
             if not files.has(hole.start, hole.stop):
                 files.trust(hole.start, hole.stop)
+        self.late = LateCheck(files, index, alarms or Alarms(files.directory.parents[1]))
         self._check_complete()
 
     def __repr__(self) -> str:
@@ -160,9 +184,10 @@ class LayerFetch:
     def wait_for(self, waiter: Waiter) -> None:
         """Take on a read; it is answered from whatever thread completes it."""
         with self.lock:
-            ready = self.files.has(waiter.start, waiter.end)
+            self._hold(waiter)
+            ready = self._has_all(waiter)
             if not ready:
-                starts = [self._demand(span) for span in self._unpromised_spans(waiter.start, waiter.end)]
+                starts = [self._demand(span) for span in self._unpromised_spans(waiter)]
                 self._waiters.append(waiter)  # last: whoever calls answers a read that could not be taken on
                 self.tally.waits += 1
         if ready:
@@ -172,13 +197,28 @@ class LayerFetch:
             if flight is not None:
                 self.host.submit(Lane.DEMAND, flight.run)
 
-    def _unpromised_spans(self, start: int, end: int) -> list[int]:
+    def _hold(self, waiter: Waiter) -> None:
+        """Give it those of its blocks that the disk has refused before."""
+        for block in self._missing(waiter) if self.overflow.size else ():
+            data = self.overflow.find(self._owner, block)
+            if data is not None:
+                waiter.held[block] = data
+
+    def _has_all(self, waiter: Waiter) -> bool:
+        return self.files.has(waiter.start, waiter.end) or not any(True for _ in self._missing(waiter))
+
+    def _missing(self, waiter: Waiter) -> Iterator[int]:
+        """The blocks that it still waits for."""
+        blocks = range(waiter.start, waiter.end)
+        return (block for block in blocks if not (self.files.has(block, block + 1) or block in waiter.held))
+
+    def _unpromised_spans(self, waiter: Waiter) -> list[int]:
         """The spans of missing blocks that nobody has promised."""
-        missing = (block for block in range(start, end) if not self.files.has(block, block + 1))
+        missing = self._missing(waiter)
         return self._spans_of(block for block in missing if not any(it.keeps(block) for it in self._promises))
 
-    def _missing_spans(self, start: int, end: int) -> list[int]:
-        return self._spans_of(block for block in range(start, end) if not self.files.has(block, block + 1))
+    def _missing_spans(self, waiter: Waiter) -> list[int]:
+        return self._spans_of(self._missing(waiter))
 
     def _spans_of(self, blocks: Iterable[int]) -> list[int]:
         """The spans that own the blocks, which ascend; each once."""
@@ -253,13 +293,13 @@ class LayerFetch:
         """Readers that have waited since `before` or longer get flights, whatever was promised."""
         self._help(before, self._missing_spans)
 
-    def _help(self, before: float, spans_of: Callable[[int, int], list[int]]) -> None:
+    def _help(self, before: float, spans_of: Callable[[Waiter], list[int]]) -> None:
         with self.lock:  # a reader that has just relied on the promise is on the list by then
             starts = [
                 self._demand(span)
                 for waiter in self._waiters
                 if waiter.since <= before
-                for span in spans_of(waiter.start, waiter.end)
+                for span in spans_of(waiter)
                 if not self._is_demanded(span)
             ]
         for flight in starts:
@@ -300,19 +340,28 @@ class LayerFetch:
     def _blocks_of(self, span: int) -> tuple[int, int]:
         return self.index.spans.block_starts[span], self.index.spans.block_ends[span]
 
-    def land(self, piece: Piece, lane: Lane = Lane.DEMAND) -> None:
-        """Verified bytes have come: store them and answer whoever has all it waited for."""
-        self.files.fill(piece.block_start, piece.block_end, piece.data)
+    def land(self, piece: Piece, lane: Lane = Lane.DEMAND) -> bool:
+        """Verified bytes have come: store them and answer whoever has all it waited for. True when the disk refused
+        them: readers are answered all the same."""
+        refused = b""
+        try:
+            self.late.store(piece.block_start, piece.block_end, piece.data)
+        except OSError as error:
+            refused = piece.data
+            self.overflow.refused(error)
+            self.overflow.keep(self._owner, piece.block_start, refused)
         self._failures = 0
-        self._arrived(piece.block_start, piece.block_end, lane)
+        self._arrived(piece.block_start, piece.block_end, lane, refused)
+        return bool(refused)
 
-    def _arrived(self, start: int, end: int, lane: Lane | None) -> None:
+    def _arrived(self, start: int, end: int, lane: Lane | None, refused: bytes = b"") -> None:
+        """The bytes of the blocks are in the store, or the disk has `refused` them."""
         with self.lock:  # also where nobody seems to wait: a reader may have looked just before and be on its way in
-            done = [
-                waiter
-                for waiter in self._waiters
-                if waiter.start < end and start < waiter.end and self.files.has(waiter.start, waiter.end)
-            ]
+            touched = [waiter for waiter in self._waiters if waiter.start < end and start < waiter.end]
+            for waiter in touched if refused else ():
+                for block in range(max(start, waiter.start), min(end, waiter.end)):
+                    waiter.held[block] = refused[(block - start) * BLOCK : (block - start + 1) * BLOCK]
+            done = [waiter for waiter in touched if self._has_all(waiter)]
             for waiter in done:
                 self._waiters.remove(waiter)
         for waiter in done:
@@ -353,6 +402,7 @@ class LayerFetch:
     def landed(self, flight: Flight) -> None:
         """The flight is over, whether it brought all or not; readers that it leaves behind get a new one."""
         backoff_s = max(self._retry_at - time.monotonic(), 0.0) if flight.failed else 0.0
+        room_s = _NO_ROOM_S if flight.refused else 0.0
         with self.lock:
             for span in range(flight.first, flight.last):
                 if self._flights.get(span) is flight:
@@ -360,7 +410,7 @@ class LayerFetch:
             left = [
                 self._demand(span)
                 for waiter in self._waiters
-                for span in self._unpromised_spans(waiter.start, waiter.end)
+                for span in self._unpromised_spans(waiter)
                 if span not in self._flights
             ]
         for again in left:
@@ -369,7 +419,7 @@ class LayerFetch:
         if flight.lane is Lane.BACKGROUND:
             with self.lock:
                 self._streams -= 1
-            self._continue_background(backoff_s)
+            self._continue_background(max(backoff_s, room_s))
         elif flight.lane is Lane.HOT:
             self._hot_landed(flight)
         self._check_complete()
@@ -381,15 +431,23 @@ class LayerFetch:
             return
         for piece in self.index.pieces(span):
             start, end = piece.block_start, piece.block_end
-            if UNVERIFIED in self.files.present[start:end]:
-                try:
-                    data = os.pread(self.files.data_fd, (end - start) * BLOCK, start * BLOCK)
-                except OSError as error:  # the disk cannot read it back: it is fetched and written again
-                    _log.warning("layer.unreadable file=%r block=%d error=%r", self.files, start, str(error))
-                    continue
-                if len(data) == (end - start) * BLOCK and self.index.verify_piece(piece, data):
-                    self.files.trust(start, end)
-                    self._arrived(start, end, None)
+            if UNVERIFIED in self.files.present[start:end] and self.late.recheck(piece):
+                self._arrived(start, end, None)
+
+    def tend(self) -> None:
+        """To be called now and then: writes what the disk has refused before, if it takes it now."""
+        if not self.overflow.refusing:
+            return
+        for block, data in self.overflow.of(self._owner):
+            try:
+                self.late.store(block, block + 1, data)
+            except OSError as error:
+                self.overflow.refused(error)
+                return
+            self.overflow.drop(self._owner, block)
+            self.overflow.taken()
+            self._arrived(block, block + 1, None)
+        self._check_complete()
 
     # -- hot blocks --------------------------------------------------------------------------------------------------
 
@@ -405,10 +463,10 @@ class LayerFetch:
         self.reconsider()
         self._check_complete()
 
-    def land_hot(self, start: int, end: int, data: memoryview) -> None:
-        """Verified bytes of the blocks `[start, end)` have come in a hot pack."""
+    def land_hot(self, start: int, end: int, data: memoryview, pack: Pack) -> None:
+        """Bytes of the blocks `[start, end)` have come in a hot pack. Corrupt when the layer refutes them."""
         if not self.files.has(start, end):
-            self.files.fill(start, end, data)
+            self.late.store_hot(start, end, data, pack)
         self.tally.hot_blocks += end - start
         self._arrived(start, end, Lane.HOT)
 
@@ -500,6 +558,8 @@ class LayerFetch:
         assert order is not None
         with self.lock:
             order.flights -= 1
+            if flight.refused:  # what nobody waits for is left to readers, and to the background some day
+                order.runs.clear()
         self._continue_hot(order)
 
     # -- the rest of the layer ---------------------------------------------------------------------------------------
@@ -516,6 +576,8 @@ class LayerFetch:
     def stop_background(self) -> None:
         """Fetch no more than readers ask for."""
         self.background = False
+        for block, _ in self.overflow.of(self._owner):
+            self.overflow.drop(self._owner, block)
         with self.lock:
             orders = tuple(self._hot_orders)
             for order in orders:
@@ -553,4 +615,5 @@ class LayerFetch:
 
     def close(self) -> None:
         """Close the files; no flight may be under way."""
+        self.late.close()
         self.files.close()

@@ -11,9 +11,9 @@ too long is helped by `LayerFetch.insist`. So nothing that a prefetch does can f
 for `_STALL_S` is over: until then the background of its host waits. One that stands back for another of the same image
 (`hotsets`) asks for nothing but what readers wait for.
 
-A frame's digest is checked before it is decoded; one that is wrong ends the prefetch, and nothing more of that pack is
-used. Extents in layers that the node has not, or has in another layout, are passed over. Frames of layers that are
-still on their way in are held in memory, up to `_HELD_MOST`.
+A frame's digest is checked before it is decoded; one that is wrong, or whose blocks the layer refutes (`latecheck`),
+ends the prefetch, and nothing more of that pack is used. Extents in layers that the node has not, or has in another
+layout, are passed over. Frames of layers that are still on their way in are held in memory, up to `_HELD_MOST`.
 
 Locking: `_lock` guards state and tables. It is taken under a layer's lock (`Promise.keeps`), never the other way round.
 """
@@ -35,6 +35,7 @@ from snapshotter.blockstore import ABSENT
 from snapshotter.errors import SnapshotterError, Transient
 from snapshotter.model import Digest
 from snapshotter.registry.hotdir import HotFile, HotStream
+from snapshotter.unproven import Pack
 
 from .host import Host, Lane
 from .hottable import HotTable
@@ -119,6 +120,7 @@ class Prefetch:
         self.is_carried = False  # the set is a guess, from an earlier image's: the image is to be recorded all the same
         self._file: HotFile | None = None
         self._plan: PackPlan | None = None
+        self._origin = Pack("", "", "", self.key)
         self._held: list[tuple[int, list[tuple[HotExtent, memoryview]]]] = []
         self._held_bytes = 0
         self._runs_left: set[int] = set()  # positions of layers whose spans are still to be asked for
@@ -243,6 +245,7 @@ class Prefetch:
             if self._is_over():
                 return None
             self._file, self._plan = file, plan
+            self._origin = Pack(pack.digest, file.where, file.signed_by, self.key)
             self.state = State.STREAMING
         self._changed(self.key)
         _log.info(
@@ -406,7 +409,7 @@ class Prefetch:
             if layer is None:
                 left.append((extent, data))
             else:
-                layer.land_hot(extent.start, extent.end, data)
+                layer.land_hot(extent.start, extent.end, data, self._origin)
                 self.blocks += extent.end - extent.start
         return left
 

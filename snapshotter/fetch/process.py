@@ -19,6 +19,7 @@ from typing import Any
 from blockindex.codec import decode_stored
 from blockindex.errors import BlockIndexError
 from blockindex.model import BLOCK
+from snapshotter.alarms import Alarms
 from snapshotter.blockstore import BlockStore, LayerFiles, private_name
 from snapshotter.config import Config
 from snapshotter.errors import NotFound, Precondition, SnapshotterError
@@ -27,6 +28,7 @@ from snapshotter.fuse.ring import Ring
 from snapshotter.model import BlobSource, Digest
 from snapshotter.registry import IndexDirectory, parse_reference
 from snapshotter.rpc import Server
+from snapshotter.unproven import Unproven
 
 from .access import RegistryAccess
 from .arrival import Arrivals, IndexSource
@@ -34,6 +36,7 @@ from .host import Host
 from .hotsets import HotSources, Prefetches
 from .journal import Journal
 from .layer import LayerFetch, Tally, Waiter
+from .overflow import Overflow
 from .prefetch import HotFinder
 from .workloads import WorkloadCalls
 
@@ -83,6 +86,8 @@ class FetchProcess:
         self._lock = threading.Lock()
         self._layers: dict[str, LayerFetch] = {}
         self._journal = Journal()
+        self._overflow = Overflow()
+        self._alarms = Alarms(Path(config.root), self._doubt_pack)
         self._hosts: dict[str, Host] = {}
         self._prefetches = Prefetches(hot, self._host_of_image, self._layer_if_there, layers_of, config.hotset.streams)
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -94,6 +99,7 @@ class FetchProcess:
             "remove": self.remove,
             "status": self.status,
             "journal": self.journal,
+            "refusing": lambda request: self._overflow.refusing,
         }
 
     # -- reads -------------------------------------------------------------------------------------------------------
@@ -133,6 +139,7 @@ class FetchProcess:
             buffer = bytearray(waiter.size)
             try:
                 files.read_into(memoryview(buffer), waiter.offset)
+                waiter.overlay(buffer, files.meta_size)
                 body = bytes(buffer)
             except OSError as failed:
                 _log.error("read.failed file=%r offset=%d error=%r answered=EIO", files, waiter.offset, str(failed))
@@ -163,8 +170,10 @@ class FetchProcess:
             host.tend()
         now = time.monotonic()
         for layer in tuple(self._layers.values()):
+            layer.tend()
             layer.insist(now - _INSIST_S)
             layer.expire(now - self._config.fetch.read_timeout_s)
+        self._overflow.settle()
         self._prefetches.tend()
 
     def _layer(self, name: str) -> LayerFetch:
@@ -189,7 +198,20 @@ class FetchProcess:
         fetch, host = self._config.fetch, self._host(self._host_of(image))
         patience_s = min(_PATIENCE_S, fetch.read_timeout_s / 4)
         sources = list(dict.fromkeys(blobs))
-        return LayerFetch(files, index, sources, host, fetch.span_growth_kib << 10, patience_s, self._journal)
+        growth = fetch.span_growth_kib << 10
+        return LayerFetch(
+            files, index, sources, host, growth, patience_s, self._journal, self._overflow, self._alarms
+        )
+
+    def _doubt_pack(self, digest: str) -> None:
+        """A layer has refuted a pack: the others serve nothing more of it that they have not proven themselves."""
+        for name in self._store.names():
+            directory = self._store.layers / name
+            try:
+                if any(pack.digest == digest for pack in Unproven.packs_of(directory)):
+                    self._layer(name).late.doubt(digest)
+            except (SnapshotterError, BlockIndexError, OSError) as error:  # it has gone, or cannot be read at all
+                _log.warning("layer.not_doubted name=%s pack=%s error=%r", name, digest, str(error))
 
     def _layer_if_there(self, digest: Digest) -> LayerFetch | None:
         """The layer if it is in the store."""
@@ -325,6 +347,8 @@ class FetchProcess:
             "prefetches": self._prefetches.status(),
             "arriving": self._arrivals.under_way(),
             "requests_in_flight": self._ring.in_flight(),
+            "unstored_bytes": self._overflow.size,
+            "alarms": [asdict(alarm) for alarm in self._alarms.entries()],
         }
 
     def journal(self, request: Mapping[str, Any]) -> dict[str, Any]:

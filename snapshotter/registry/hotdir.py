@@ -47,10 +47,14 @@ class HotStream(Iterator[bytes]):
 
 class HotFile:
     """A hot set's file that was found. `first` is the stream that the look-up began (take it once); `stream` asks for
-    more. Thread-safe but for `first`."""
+    more. `signed_by`: the name of the trusted key that signed it, empty where nobody had to. Thread-safe but for
+    `first`."""
 
-    def __init__(self, where: str, size: int, first: HotStream, ask: Callable[[int, int], HotStream]) -> None:
+    def __init__(
+        self, where: str, size: int, first: HotStream, ask: Callable[[int, int], HotStream], signed_by: str = ""
+    ) -> None:
         self.where = where
+        self.signed_by = signed_by
         self.size = size
         self.first = first
         self._ask = ask

@@ -11,9 +11,12 @@ from blockindex.layerindex import LayerIndex
 from snapshotter.errors import Transient
 from snapshotter.fetch import host as host_module
 from snapshotter.fetch import layer as layer_module
+from snapshotter.unproven import Pack
 from tests.snapshotter.daemon import Layer, encoded_index, make_layer
 from tests.snapshotter.fetch.blobs import PATIENCE_S
 from tests.snapshotter.fetch.test_layer import SPAN, Bench
+
+PACK = Pack("sha256:" + "c" * 64, "the test", "", "sha256:" + "d" * 64)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +170,7 @@ def test_what_is_promised_is_not_fetched(bench: Bench) -> None:
     bench.settle()
     assert read.waits and promise.asked[:4] == [start, start + 1, start + 2, start + 3]
     data = bench.region[start * 4096 : (start + 4) * 4096]
-    bench.layer.land_hot(start, start + 4, memoryview(data))
+    bench.layer.land_hot(start, start + 4, memoryview(data), PACK)
     bench.check(read)
     assert bench.layer.tally.hot_blocks == 4 and bench.layer.tally.demand_fetches == 1
     bench.layer.drop_promise(promise)
@@ -182,7 +185,7 @@ def test_a_read_of_which_only_a_part_is_promised_fetches_the_rest(bench: Bench) 
     read = bench.read(end - 1, end + 1)
     bench.settle()
     assert read.waits and bench.blob.requests == [bench.span_range(3, 4)]
-    bench.layer.land_hot(end - 1, end, memoryview(bench.region[(end - 1) * 4096 : end * 4096]))
+    bench.layer.land_hot(end - 1, end, memoryview(bench.region[(end - 1) * 4096 : end * 4096]), PACK)
     bench.check(read)
     bench.layer.drop_promise(promise)
 
@@ -248,7 +251,7 @@ def test_a_reader_that_has_just_relied_on_a_promise_is_not_forgotten(bench: Benc
 def test_landing_what_is_there_writes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.check(bench.read(0, 4))
     bench.settle()
-    bench.layer.land_hot(0, 4, memoryview(bytes(4 * 4096)))
+    bench.layer.land_hot(0, 4, memoryview(bytes(4 * 4096)), PACK)
     bench.check(bench.read(0, 4))
 
 

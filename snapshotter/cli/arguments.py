@@ -9,6 +9,7 @@ from typing import NoReturn, cast
 from snapshotter.cli import (
     cache,
     config,
+    copy,
     doctor,
     explain,
     fetch,
@@ -67,7 +68,7 @@ def build_parser() -> "_Parser":
     )
     parser.add_argument("--version", action="version", version=f"bootseer {version('bootseer')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for noun in (serve, status, pull, fetch, doctor, explain, lazy, cache, index, record, hotset, mounts, config):
+    for noun in (serve, status, pull, fetch, doctor, explain, lazy, cache, index, record, hotset, copy, mounts, config):
         noun.add(cast(Commands, commands))  # a group of our parsers is a group of parsers
     return parser
 

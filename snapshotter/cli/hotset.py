@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from snapshotter.cli.tree import Commands, add_config
+from snapshotter.cli.tree import Commands, add_config, add_publishing
 
 __all__ = ["DEFAULT_GAP", "add"]
 
@@ -26,6 +26,7 @@ def add(commands: Commands) -> None:
     _add_merge(verbs)
     _add_export(verbs)
     _add_import(verbs)
+    _add_publish(verbs)
     _add_rm(verbs)
 
 
@@ -106,6 +107,28 @@ def _add_import(verbs: Commands) -> None:
     import_.add_argument("source", metavar="DIR|FILE", type=Path, help="hot set file, or directory of hot sets")
     import_.set_defaults(run=_import)
     _finish(import_)
+
+
+def _add_publish(verbs: Commands) -> None:
+    text = (
+        "Publish hot sets of an image: one artifact for each workload, beside the image or where --to says, with the"
+        " bytes of the blocks where they can be had. Without --from the sets are this node's own. What is there already"
+        " is left alone. Exit codes: 0 published, or there already; 1 something failed; 2 a mistake in the call."
+    )
+    publish = verbs.add_parser("publish", help="publish hot sets", description=text)
+    publish.add_argument("image", metavar="IMAGE", help="image reference, or oci-layout:DIR[:TAG]")
+    publish.add_argument(
+        "--from",
+        dest="sources",
+        metavar="DIR|FILE",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="hot set files, or directories as `build` and `export` make them",
+    )
+    _add_workload(publish, "all")
+    add_publishing(publish)
+    publish.set_defaults(run=_publish)
 
 
 def _add_rm(verbs: Commands) -> None:
@@ -209,6 +232,12 @@ def _import(args: argparse.Namespace) -> int:
     from snapshotter.cli.hotsetfiles import import_sets
 
     return import_sets(args)
+
+
+def _publish(args: argparse.Namespace) -> int:
+    from snapshotter.cli.hotsetpublish import publish
+
+    return publish(args)
 
 
 def _rm(args: argparse.Namespace) -> int:

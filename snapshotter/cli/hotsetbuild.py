@@ -32,7 +32,7 @@ from snapshotter.hotstore import HotStore
 from snapshotter.kernel.mountapi import mounts
 from snapshotter.model import Digest
 
-__all__ = ["build", "export"]
+__all__ = ["build", "export", "exported"]
 
 _UNREADABLE = bytes(0 if state == PRESENT else 1 for state in range(256))
 
@@ -72,7 +72,7 @@ def export(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     found = [item for image in args.images for item in find(config, image, None)]
     _prepare(args.to)
-    results = [_exported(config, item, args.to, Codec(args.codec), args.gap) for item in _each_once(found)]
+    results = [exported(config, item, args.to, Codec(args.codec), args.gap) for item in _each_once(found)]
     digests = dict.fromkeys(layer.digest for item in found for layer in item.pack.hotset.layers)
     indexes = [digest for digest in digests if _copy_index(config.root_path, args.to, Digest(digest))]
     without_index = [digest for digest in digests if digest not in indexes]
@@ -96,7 +96,8 @@ def _each_once(found: Iterable[Found]) -> list[Found]:
     return list({item.path: item for item in found}.values())
 
 
-def _exported(config: Config, found: Found, out: Path, codec: Codec, gap: int) -> Written:
+def exported(config: Config, found: Found, out: Path, codec: Codec, gap: int) -> Written:
+    """Write the pack of a set, or the set without bytes where not all of its blocks are here."""
     hotset = found.pack.hotset
     try:
         return _written(config, hotset, out, codec, gap)

@@ -17,7 +17,7 @@ from snapshotter.config import load_config
 from snapshotter.errors import NotFound, UserError
 from snapshotter.hotstore import HotStore
 
-__all__ = ["import_sets", "merge_files", "remove"]
+__all__ = ["check_frames", "import_sets", "merge_files", "remove"]
 
 
 def merge_files(args: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def import_sets(args: argparse.Namespace) -> int:
         for item in found:
             hotset = item.pack.hotset
             with one_line(item.path), item.path.open("rb") as source:
-                _check_frames(item.pack, source, progress, done)
+                check_frames(item.pack, source, progress, done)
                 source.seek(0)
                 copy = _copier(source)
                 taken.append((item, store.put(hotset.image_key, hotset.workload, copy)))
@@ -109,7 +109,7 @@ def _sources(source: Path) -> list[Found]:
     return [read_file(source)]
 
 
-def _check_frames(pack: HotPack, file: BinaryIO, progress: Progress, before: int) -> None:
+def check_frames(pack: HotPack, file: BinaryIO, progress: Progress, before: int) -> None:
     """Corrupt unless every frame decodes; `before` bytes of other files have been looked at."""
     for frame in pack.frames:
         file.seek(frame.offset)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.table import megabytes, table
-from snapshotter.cli.tree import Commands, add_config, add_plain_http, registry_config
+from snapshotter.cli.tree import Commands, add_config, add_plain_http, add_publishing, registry_config
 from snapshotter.config import RegistryConfig
 from snapshotter.errors import InvalidArgument, UserError
 
@@ -39,8 +39,33 @@ def add(commands: Commands) -> None:
     build.add_argument("--json", action="store_true", help="print the result as JSON")
     add_config(build)
     build.set_defaults(run=_build)
+    _add_publish(verbs)
     _add_show(verbs)
     _add_verify(verbs)
+
+
+def _add_publish(verbs: Commands) -> None:
+    text = (
+        "Index the layers of an image, of all its platforms, and publish the indexes: one artifact for each platform,"
+        " beside the image or where --to says. Only what is not indexed there yet is read. With docker-archive:FILE,"
+        " whose layers are plain tars, the same image is looked for in its registry. Exit codes: 0 published, or there"
+        " already; 1 something failed; 2 a mistake in the call. Images for other systems than Linux are passed over."
+    )
+    publish = verbs.add_parser("publish", help="index an image and publish the indexes", description=text)
+    what = "image reference, oci-layout:DIR[:TAG], or docker-archive:FILE"
+    publish.add_argument("image", metavar="IMAGE", help=what)
+    publish.add_argument(
+        "--image", dest="name", metavar="REF", default="", help="the image in docker-archive:FILE (default: as in it)"
+    )
+    publish.add_argument(
+        "--reuse",
+        metavar="IMAGE",
+        action="append",
+        default=[],
+        help="take over what is indexed of this image, as of the last release; may be given more than once",
+    )
+    add_publishing(publish)
+    publish.set_defaults(run=_publish)
 
 
 def _add_show(verbs: Commands) -> None:
@@ -78,6 +103,12 @@ def _byte_range(text: str) -> tuple[int, int]:
     if not (dash and start.isascii() and start.isdigit() and end.isascii() and end.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not START-END")
     return int(start), int(end)
+
+
+def _publish(args: argparse.Namespace) -> int:
+    from snapshotter.cli.indexpublish import publish
+
+    return publish(args)
 
 
 def _show(args: argparse.Namespace) -> int:

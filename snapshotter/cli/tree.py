@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from snapshotter.config import DEFAULT_PATH, RegistryConfig, load_config
 from snapshotter.errors import InvalidArgument, UserError
 
-__all__ = ["Commands", "add_config", "add_containerd_address", "add_plain_http", "registry_config"]
+__all__ = ["Commands", "add_config", "add_containerd_address", "add_plain_http", "add_publishing", "registry_config"]
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -40,6 +40,21 @@ def registry_config(args: argparse.Namespace) -> RegistryConfig:
         return replace(config, plain_http=(*config.plain_http, parse_reference(args.image).api_host))
     except InvalidArgument as error:
         raise UserError(str(error)) from error
+
+
+def add_publishing(command: argparse.ArgumentParser) -> None:
+    """Declare what commands that publish have in common: where to, who signs, for which platform."""
+    command.add_argument(
+        "--to",
+        metavar="PLACE",
+        default="",
+        help="HOST/REPOSITORY, oci-layout:DIR, DIR or URL (default: `to` in [publish], else beside the image)",
+    )
+    command.add_argument("--key", metavar="FILE", type=Path, help="secret key that signs (default: that in [publish])")
+    command.add_argument("--platform", metavar="OS/ARCH", help="this platform's image only (default: all)")
+    add_plain_http(command)
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_config(command)
 
 
 def add_containerd_address(command: argparse.ArgumentParser) -> None:

@@ -1,0 +1,226 @@
+"""Indexes and hot sets as plain files: `sha256/<hex>.bsi`, `hot/<image key>/<workload>.bsh`, below a directory or URL.
+
+That is what `url` in [index] and [hotset] reads. A URL is written through fsspec, if that is installed: any kind of
+storage that it knows. Files on disk appear whole; whether those of a URL do is its storage's business, and readers
+check digests in any case.
+
+A file that begins with the same prologue and is as long is the same file: the prologue has the digest of the head, and
+the head those of all that follows.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from blockindex.codec import PROLOGUE_SIZE, decode_index, index_name
+from blockindex.errors import BlockIndexError
+from blockindex.hotset import hotset_name
+from snapshotter.artifacts.manifest import INDEX_TYPE, digest_of
+from snapshotter.artifacts.model import Artifact, Blob, Kind
+from snapshotter.artifacts.place import Held, ImageName, OpenBlob, Placed
+from snapshotter.errors import InvalidArgument, SnapshotterError, UserError
+from snapshotter.model import Digest
+
+__all__ = ["DirectoryPlace", "LocalFiles", "UrlFiles"]
+
+
+class Files(Protocol):
+    """Files by names with slashes. Raises SnapshotterError."""
+
+    def locate(self, name: str) -> str:
+        """Where a file is, or would be."""
+
+    def read(self, name: str, end: int | None = None) -> bytes | None:
+        """The file's bytes up to `end`; None where there is no such file."""
+
+    def size(self, name: str) -> int:
+        """Bytes of a file; -1 where there is none."""
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Write a file, in place of what is there."""
+
+    def prepare(self) -> None:
+        """Make the directory."""
+
+
+class DirectoryPlace:
+    """A Place of plain files. What it holds is layer indexes; a hot set is only ever put."""
+
+    def __init__(self, name: str, files: Files) -> None:
+        self.name = name
+        self.signs = False
+        self._files = files
+
+    def __repr__(self) -> str:
+        return f"<DirectoryPlace {self.name}>"
+
+    def prepare(self) -> None:
+        """See Place."""
+        self._files.prepare()
+
+    def held(self, image: ImageName) -> list[Held]:
+        """See Place. An index that is damaged counts as missing."""
+        found = tuple(filter(None, map(self._index, image.layers)))
+        if not found:
+            return []
+        return [Held(Artifact(Kind.LAYER_INDEX, image.key, "", None, found), "", self._open)]
+
+    def put(self, artifact: Artifact, open_blob: OpenBlob) -> Placed:
+        """See Place."""
+        if artifact.kind is Kind.HOT_SET:
+            files = {hotset_name(artifact.image_key, artifact.workload): artifact.blobs[-1]}
+        else:
+            files = {index_name(blob.layer): blob for blob in artifact.blobs}
+        existed = True
+        for name, blob in files.items():
+            if not self._is_there(name, blob, open_blob):
+                existed = False
+                self._files.write(name, open_blob(blob))
+        return Placed(existed, "", tuple(map(self._files.locate, files)))
+
+    def _is_there(self, name: str, blob: Blob, open_blob: OpenBlob) -> bool:
+        if self._files.size(name) != blob.size:
+            return False
+        ours = b""
+        for chunk in open_blob(blob):
+            ours += chunk
+            if len(ours) >= PROLOGUE_SIZE:
+                break
+        return self._files.read(name, PROLOGUE_SIZE) == ours[:PROLOGUE_SIZE]
+
+    def _index(self, layer: Digest) -> Blob | None:
+        data = self._files.read(index_name(layer))
+        if data is None:
+            return None
+        with suppress(BlockIndexError):
+            if decode_index(data).blob_digest == layer:
+                return Blob(digest_of(data), len(data), INDEX_TYPE, layer)
+        return None
+
+    def _open(self, blob: Blob) -> Iterator[bytes]:
+        name = index_name(blob.layer)
+        data = self._files.read(name)
+        if data is None or digest_of(data) != blob.digest:
+            raise SnapshotterError(f"{self._files.locate(name)}: somebody has changed it just now: try again")
+        yield data
+
+
+class LocalFiles:
+    """Files below a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def locate(self, name: str) -> str:
+        """See Files."""
+        return str(self._directory / name)
+
+    def read(self, name: str, end: int | None = None) -> bytes | None:
+        """See Files."""
+        try:
+            with (self._directory / name).open("rb") as file:
+                return file.read() if end is None else file.read(end)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise SnapshotterError(f"{self._directory / name}: {error.strerror}") from error
+
+    def size(self, name: str) -> int:
+        """See Files."""
+        with suppress(OSError):
+            return (self._directory / name).stat().st_size
+        return -1
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> None:
+        """See Files. By one rename, so that a reader finds it whole; readable as the umask says."""
+        path = self._directory / name
+        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                file.writelines(chunks)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        except OSError as error:
+            raise SnapshotterError(f"{error.filename or path}: {error.strerror}") from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+    def prepare(self) -> None:
+        """See Files."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SnapshotterError(f"{error.filename or self._directory}: {error.strerror}") from error
+
+
+class UrlFiles:
+    """Files below a URL, by way of fsspec."""
+
+    def __init__(self, url: str) -> None:
+        """UserError where fsspec is missing, or knows no such storage."""
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it has no types
+        except ImportError as error:
+            raise UserError(f"{url}: needs fsspec: install bootseer[fsspec], and what fsspec needs for it") from error
+        self._url = url.rstrip("/")
+        try:
+            self._storage, self._root = url_to_fs(self._url)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"{url}: {error}") from error
+
+    def locate(self, name: str) -> str:
+        """See Files."""
+        return f"{self._url}/{name}"
+
+    def read(self, name: str, end: int | None = None) -> bytes | None:
+        """See Files."""
+        try:
+            data: bytes = self._storage.cat_file(self._path(name), 0, end)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # what a storage raises is its own
+            raise self._failed(name, error) from error
+        return data
+
+    def size(self, name: str) -> int:
+        """See Files."""
+        try:
+            size = self._storage.size(self._path(name))
+        except FileNotFoundError:
+            return -1
+        except Exception as error:  # as above
+            raise self._failed(name, error) from error
+        return int(size) if size is not None else -1
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> None:
+        """See Files."""
+        path = self._path(name)
+        try:
+            self._storage.makedirs(path.rpartition("/")[0], exist_ok=True)
+            with self._storage.open(path, "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+        except SnapshotterError:
+            raise  # of where the bytes come from
+        except Exception as error:  # as above
+            raise self._failed(name, error) from error
+
+    def prepare(self) -> None:
+        """See Files."""
+        try:
+            self._storage.makedirs(self._root, exist_ok=True)
+        except Exception as error:  # as above
+            raise self._failed("", error) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _failed(self, name: str, error: Exception) -> SnapshotterError:
+        text = " ".join(str(error).split()) or type(error).__name__
+        kind = InvalidArgument if isinstance(error, (ValueError, NotImplementedError)) else SnapshotterError
+        return kind(f"{self.locate(name)}: {text}")

@@ -1,0 +1,90 @@
+"""Artifacts in an OCI layout on disk: each an entry of `index.json` for each of its tags, as it would be in a registry.
+
+So an image that is copied there, and from there to a registry, takes its artifacts along, without a network between.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from snapshotter.artifacts.manifest import CONFIG, MANIFEST_TYPE, config_blob, decode, digest_of, encode, place_tags
+from snapshotter.artifacts.model import Artifact, Blob, Kind
+from snapshotter.artifacts.place import Held, ImageName, OpenBlob, Placed, is_same
+from snapshotter.errors import InvalidArgument, NotFound
+from snapshotter.imagesource.layout import Entry, Layout, tag_of
+from snapshotter.model import Digest
+from snapshotter.registry import parse_digest
+
+__all__ = ["LayoutPlace"]
+
+_TYPES = {kind.value for kind in Kind}
+
+
+class LayoutPlace:
+    """A Place in one layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.name = f"oci-layout:{layout.directory}"
+        self.signs = True
+        self._layout = layout
+
+    def __repr__(self) -> str:
+        return f"<LayoutPlace {self.name}>"
+
+    def prepare(self) -> None:
+        """See Place."""
+        config = config_blob(Kind.LAYER_INDEX)
+        self._layout.write(config.digest, config.size, [CONFIG])
+
+    def held(self, image: ImageName) -> list[Held]:
+        """See Place. Entries that are damaged, or whose blobs are not all there, count as missing."""
+        found: dict[Digest, Held] = {}
+        for entry in self._layout.entries():
+            if entry.get("artifactType") not in _TYPES:
+                continue
+            with suppress(InvalidArgument, NotFound):
+                digest = parse_digest(str(entry.get("digest")))
+                artifact = decode(self._layout.document(digest).body)
+                if _is_of(artifact, image) and all(self._layout.has(it.digest, it.size) for it in artifact.blobs):
+                    found[digest] = Held(artifact, digest, self._open)
+        return list(found.values())
+
+    def put(self, artifact: Artifact, open_blob: OpenBlob) -> Placed:
+        """See Place. The blobs come first, then the manifest, its entries last."""
+        tags = place_tags(artifact)
+        there = self._tagged(artifact, tags)
+        if there:
+            return Placed(True, there, tags)
+        body = encode(artifact)
+        digest = digest_of(body)
+        for blob in artifact.blobs:
+            if not self._layout.has(blob.digest, blob.size):
+                self._layout.write(blob.digest, blob.size, open_blob(blob))
+        config = config_blob(artifact.kind)
+        self._layout.write(config.digest, config.size, [CONFIG])
+        self._layout.write(digest, len(body), [body])
+        entry: Entry = {
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": artifact.kind.value,
+            "digest": digest,
+            "size": len(body),
+        }
+        self._layout.tag(entry, tags)
+        return Placed(False, digest, tags)
+
+    def _tagged(self, artifact: Artifact, tags: tuple[str, ...]) -> str:
+        """The manifest that all tags lead to already, if it is of an equal artifact; else ""."""
+        image = ImageName(artifact.image_key, (), artifact.subject)
+        leads = {tag_of(entry): entry.get("digest") for entry in self._layout.entries()}
+        for held in self.held(image):
+            if is_same(held.artifact, artifact) and all(leads.get(tag) == held.digest for tag in tags):
+                return held.digest
+        return ""
+
+    def _open(self, blob: Blob) -> Iterator[bytes]:
+        return self._layout.blob(blob.digest).stream(0, blob.size)
+
+
+def _is_of(artifact: Artifact, image: ImageName) -> bool:
+    if artifact.image_key != image.key:
+        return False
+    return artifact.subject is None or image.subject is None or artifact.subject.digest == image.subject.digest

@@ -1,0 +1,134 @@
+"""What `bootseer copy` does: the image first, then what refers to it, which so never stands there without one."""
+
+import argparse
+import json
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+
+from snapshotter.artifacts.model import Kind
+from snapshotter.artifacts.ocilayout import LayoutPlace
+from snapshotter.artifacts.place import Held, Place
+from snapshotter.artifacts.registryplace import RegistryPlace
+from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of
+from snapshotter.cli.progress import Progress
+from snapshotter.cli.publishing import Sending, image_name
+from snapshotter.config import load_config
+from snapshotter.errors import InvalidArgument, UserError
+from snapshotter.imagesource import ImageSource, Layout, PlatformImage, parse_layout, platform_images
+from snapshotter.imagesource.imagecopy import Copied, ImageCopy, parts_of
+from snapshotter.imagesource.sources import LAYOUT_PREFIX
+from snapshotter.imagesource.targets import ImageTarget, LayoutTarget, RegistryTarget
+from snapshotter.registry import Document, Platform, Registry, parse_reference
+from snapshotter.registry.push import Pusher
+
+__all__ = ["copy"]
+
+_NAMES = {Kind.LAYER_INDEX: "layer index", Kind.HOT_SET: "hot set"}
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRow:
+    """An artifact that was taken along. `status`: copied, or there (it was already)."""
+
+    platform: str
+    type: str
+    workload: str
+    digest: str
+    status: str
+
+
+def copy(args: argparse.Namespace) -> int:
+    """Run the command."""
+    started = time.monotonic()
+    config = load_config(args.config)
+    client = client_config(args, config, args.source, args.target)
+    with closing(Registry(client)) as registry:
+        source = open_source(args.source, registry)
+        target, place = _target(args.target, registry, source)
+        images = _images(source, platform_of(args))
+        root = images[0].document if args.platform else source.document()
+        with explained(place.name, client, "log in with `docker login`"):
+            copied, elsewhere = _copy_image(source, target, root)
+            rows = _copy_artifacts(open_place("", registry, source), place, images)
+    seconds = round(time.monotonic() - started, 3)
+    if args.json:
+        document = {
+            "source": source.name,
+            "target": target.name,
+            "manifest": root.digest,
+            "platforms": [str(image.platform) for image in images],
+            "blobs": asdict(copied),
+            "elsewhere": elsewhere,
+            "artifacts": [asdict(row) for row in rows],
+            "seconds": seconds,
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        print(_text(target.name, copied, elsewhere, rows, seconds))
+    return 0
+
+
+def _target(text: str, registry: Registry, source: ImageSource) -> tuple[ImageTarget, Place]:
+    """Where the image goes, and its artifacts. A layout gives the image the source's tag, if none is named."""
+    try:
+        if text.startswith(LAYOUT_PREFIX):
+            directory, tag = parse_layout(text)
+            layout = Layout.create(directory)
+            return LayoutTarget(layout, tag or (source.home and source.home.tag) or ""), LayoutPlace(layout)
+        ref = parse_reference(text)
+    except InvalidArgument as error:
+        raise UserError(str(error)) from error
+    if ref.digest:
+        raise UserError(f"{text}: an image is copied to a tag; its digest stays what it is")
+    return RegistryTarget(Pusher(registry), ref), RegistryPlace(registry, ref)
+
+
+def _images(source: ImageSource, wanted: Platform | None) -> list[PlatformImage]:
+    """The images that may have artifacts. What has none, as an image for Windows, is copied all the same."""
+    try:
+        found = platform_images(source, wanted)
+    except InvalidArgument:  # no container image at all
+        return []
+    images = [image for image in found if isinstance(image, PlatformImage)]
+    if wanted and not images:
+        raise UserError(f"{source.name}: {wanted} alone cannot be copied: leave --platform out")
+    return images
+
+
+def _copy_image(source: ImageSource, target: ImageTarget, root: Document) -> tuple[Copied, list[str]]:
+    parts = parts_of(source, root)
+    progress = Progress(sum(parts.blobs.values()))
+    try:
+        copied = ImageCopy(source, target, parts).run(
+            lambda done, size: progress.show(size, f"{done} of {len(parts.blobs)} blobs"), progress.interval_s
+        )
+    finally:
+        progress.end()
+    return copied, sorted(parts.elsewhere)
+
+
+def _copy_artifacts(source: Place, target: Place, images: list[PlatformImage]) -> list[ArtifactRow]:
+    return [_artifact(str(image.platform), held, target) for image in images for held in source.held(image_name(image))]
+
+
+def _artifact(platform: str, held: Held, target: Place) -> ArtifactRow:
+    artifact = held.artifact
+    sending = Sending(artifact, f"{_NAMES[artifact.kind]} {artifact.workload}".strip())
+    try:
+        placed = target.put(artifact, sending.through(held.open))
+    finally:
+        sending.end()
+    status = "there" if placed.existed else "copied"
+    return ArtifactRow(platform, artifact.kind.value, artifact.workload, placed.digest, status)
+
+
+def _text(target: str, copied: Copied, elsewhere: list[str], rows: list[ArtifactRow], seconds: float) -> str:
+    lines = [
+        f"{target}: {copied.sent} blobs sent ({copied.bytes / 1e6:.1f} MB), {copied.mounted} mounted, {copied.there} "
+        f"there before, in {seconds} s"
+    ]
+    lines += [f"layer {digest} is not in a registry, but at a URL of its own: not copied" for digest in elsewhere]
+    names = {kind.value: name for kind, name in _NAMES.items()}
+    lines += [f"{row.platform}: {' '.join(filter(None, (names[row.type], row.workload)))} {row.status}" for row in rows]
+    return "\n".join(lines)

@@ -17,6 +17,7 @@ from snapshotter.blockstore import PRESENT, UNVERIFIED, BlockStore, LayerFiles
 from snapshotter.errors import NotFound, Transient
 from snapshotter.fetch import flight as flight_module
 from snapshotter.fetch import host as host_module
+from snapshotter.fetch import latecheck as latecheck_module
 from snapshotter.fetch import layer as layer_module
 from snapshotter.fetch.arrival import Arrivals
 from snapshotter.fetch.flight import Flight
@@ -683,7 +684,7 @@ def test_what_the_disk_cannot_read_back_after_a_power_cut_is_fetched_again(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(layer_module.os, "pread", broken)
+        patched.setattr(latecheck_module.os, "pread", broken)
         read = bench.read(start, start + 1)
         bench.check(read)
         bench.settle()

@@ -3,6 +3,7 @@
 Used by the daemon, which knows its snapshots and mounts, and by the command line when no daemon runs.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from .blockstore import BlockStore, LayerFiles, node_name
 from .errors import NotFound, Precondition, SnapshotterError
 from .model import Digest
 
-__all__ = ["CachedLayer", "inventory", "pick", "plan", "refuse_if_used"]
+__all__ = ["CachedLayer", "disk_bytes", "inventory", "pick", "plan", "refuse_if_used"]
 
 _SHORTEST = 6
 
@@ -52,6 +53,18 @@ def inventory(
         except FileNotFoundError:  # removed between the listing and the look
             continue
     return sorted(layers, key=lambda layer: layer.last_used_s)
+
+
+def disk_bytes(directory: Path) -> int:
+    """What the files below take on disk. What vanishes meanwhile is passed over, a directory that is not there is 0."""
+    return sum(_file_bytes(os.path.join(parent, name)) for parent, _, names in os.walk(directory) for name in names)
+
+
+def _file_bytes(path: str) -> int:
+    try:
+        return os.lstat(path).st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def pick(layers: Iterable[CachedLayer], text: str) -> CachedLayer:

@@ -19,6 +19,7 @@ from snapshotter.errors import UserError
 __all__ = [
     "DEFAULT_PATH",
     "Config",
+    "CacheConfig",
     "ContainerdConfig",
     "CriConfig",
     "FetchConfig",
@@ -149,6 +150,22 @@ class FetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """How much room what is kept may take. Layers that an image on the node uses are never removed."""
+
+    max_gib: float = _option(
+        0.0,
+        "Most that layers and hot sets may take; beyond it unused layers are removed; 0: no bound.",
+        unit="GiB",
+        low=0,
+        high=1 << 20,
+    )
+    min_free_percent: float = _option(
+        10.0, "Unused layers are removed while less of the disk is free; 0: never for that.", unit="%", low=0, high=90
+    )
+
+
 class HotSetConfig:
     """Where hot sets are looked for, and how their blocks are prefetched."""
 
@@ -289,6 +306,9 @@ class Config:
     registry: RegistryConfig = field(default_factory=RegistryConfig, metadata={"doc": "How registries are talked to."})
     fetch: FetchConfig = field(default_factory=FetchConfig, metadata={"doc": "How missing blocks are brought in."})
     hotset: HotSetConfig = field(
+    cache: CacheConfig = field(
+        default_factory=CacheConfig, metadata={"doc": "How much room layers that are not in use may take."}
+    )
         default_factory=HotSetConfig,
         metadata={"doc": "Naming a directory says that you trust it, as with [index]."},
     )

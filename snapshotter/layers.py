@@ -24,7 +24,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from .blockstore import BlockStore, LayerRecord, node_name
 from .errors import NotFound, Precondition, SnapshotterError
 from .model import Digest, LayerRef, MountedLayer
 from .rpc import Unanswered, call
+from .eviction import Expected
 
 __all__ = ["Layers", "NoLayers"]
 
@@ -54,6 +55,7 @@ class Layers:
         self._attacher = attacher
         self._lock = threading.Lock()
         self._watched: set[str] = set()
+        self._expected = Expected()
         self._mount_times: dict[Digest, tuple[float, float]] = {}
 
     def __repr__(self) -> str:
@@ -64,6 +66,10 @@ class Layers:
         another image's registry is made known, since the one before may have lost the layer."""
         started = time.monotonic()
         directory = self._store.find(ref.digest)
+        with self._expected.pull(ref.siblings):
+            return self._ensure(ref)
+
+    def _ensure(self, ref: LayerRef) -> MountedLayer:
         if directory is None or ref.image not in LayerRecord.load(directory).images:
             request = {
                 "image": ref.image,
@@ -151,6 +157,17 @@ class Layers:
             return dict(self._mount_times)
 
     def history(self, names: Sequence[str], since: float, until: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def expected(self) -> Set[Digest]:
+        """Layers that a pull under way will ask for, or has just asked for."""
+        return self._expected.current()
+
+    def is_refused(self) -> bool:
+        """Whether the disk refuses bytes of layers now; False where the fetch process does not say."""
+        try:
+            return bool(call(self._fetch, "refusing", _ANSWER_S))
+        except SnapshotterError:
+            return False
+
         """What happened to these layers between two times (seconds since 1970), as the fetch process's journal has it;
         and its prefetches."""
         journal = self._ask("journal", _ANSWER_S, names=list(names), since=since, until=until)

@@ -4,6 +4,7 @@
     <root>/s/<id>/fs                         the skeleton of a lazy snapshot, where it has one
     <root>/s/new-<random>                    being made; left over only when the process died meanwhile
     <root>/s/rm-<random>                     removed, waiting to be deleted
+    <root>/lost-<time>-<random>/<id>         of snapshots that nobody knows since the store was damaged: the operator's
 
 This module does not know which snapshots exist: callers say so, and hold the store's write transaction where a step
 has to be one with it (`adopt`, `discard_orphans`). A failed deletion is logged, never raised: the next one finds it.
@@ -15,6 +16,7 @@ import secrets
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Set
 from pathlib import Path
 
@@ -91,6 +93,22 @@ class SnapshotDirs:
             if entry.name.isdecimal() and int(entry.name) not in known:
                 _log.info("snapshot.orphan directory=%s", entry)
                 self._discard(entry)
+
+    def ids(self) -> set[int]:
+        """The ids of all directories there are."""
+        return {int(entry.name) for entry in self._base.iterdir() if entry.name.isdecimal()}
+
+    def keep_unknown(self, known: Set[int]) -> None:
+        """Put the directories of ids that are not `known` where nothing deletes them. Mounts that stand on them stay as
+        they are."""
+        unknown = sorted(self.ids() - known)
+        if not unknown:
+            return
+        aside = self._base.parent / f"lost-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        aside.mkdir(mode=0o700)
+        for number in unknown:
+            (self._base / str(number)).rename(aside / str(number))
+        _log.error("snapshots.lost directory=%s it holds the files of snapshots that are not known any more", aside)
 
     def delete_discarded(self) -> None:
         """Delete what was discarded; may take long."""

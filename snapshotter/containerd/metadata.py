@@ -6,22 +6,28 @@ It knows rows and names, not directories, mounts, or containerd's states: caller
 A transaction must not wait for anything but this file (no provider, no network): writers queue behind it.
 
 What is committed survives a power cut (synchronous = FULL): containerd syncs its own database too, and a snapshot that
-it knows and we lost makes an image unusable.
+it knows and we lost makes an image unusable. A file that is damaged all the same is set aside at the start, and made
+anew as far as that is possible (`salvage`); one that turns out to be damaged later is reported by `on_damage`: a start
+is what helps.
 """
 
 import json
+import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
+from snapshotter.containerd import salvage
 from snapshotter.containerd.model import Kind, LazyLayer, Snapshot, Usage
 from snapshotter.errors import AlreadyExists, NotFound, UserError
 from snapshotter.model import Digest, LayerRef
 
 __all__ = ["Change", "Metadata", "View"]
+
+_log = logging.getLogger(__name__)
 
 _VERSION = 2
 
@@ -169,16 +175,29 @@ class Change(View):
 class Metadata:
     """The store in `path`, made there if need be. Thread-safe; one process at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_damage: Callable[[], None] = lambda: None,
+        known_ids: Set[int] = frozenset(),
+        lose: Callable[[Set[int]], None] = lambda known: None,
+    ) -> None:
+        """`known_ids` and `lose`: see `salvage.rebuild`."""
         self._path = path
+        self._on_damage = on_damage
+        self._changes, self._copied = 0, -1  # transactions, and how many of them the copy has
         self._writing = threading.Lock()
         self._pool_lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         try:
+            if path.exists() or salvage.copy_path(path).exists():
+                reason = salvage.damage(path) if path.exists() else "it is gone, and its copy is not"
+                if reason:
+                    salvage.rebuild(path, reason, _make_schema, known_ids, lose)
             with self.write() as change:
                 _prepare_schema(change._connection, path)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, OSError) as error:
             self.close()
             raise UserError(f"{path}: cannot be used as snapshot store: {error}") from error
         except UserError:
@@ -207,6 +226,21 @@ class Metadata:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+            self._changes += 1
+
+    def copy(self) -> None:
+        """Bring the copy up to date that a damaged store is made anew from; nothing to do where it is. A disk that
+        refuses is logged: there will be another time."""
+        changes = self._changes
+        if changes == self._copied:
+            return
+        try:
+            with self._connection() as connection:
+                salvage.copy_store(connection, self._path)
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("snapshots.not_copied file=%s error=%r", self._path, str(error))
+            return
+        self._copied = changes
 
     def close(self) -> None:
         """Close the file; transactions still open end first, later ones fail."""
@@ -226,6 +260,11 @@ class Metadata:
             connection = self._connect()
         try:
             yield connection
+        except sqlite3.DatabaseError as error:
+            if salvage.is_damage(error):
+                _log.error("snapshots.damaged file=%s error=%r", self._path, str(error))
+                self._on_damage()
+            raise
         finally:
             with self._pool_lock:
                 keep = not self._closed
@@ -253,6 +292,10 @@ def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise UserError(
             f"{path}: snapshot store of version {version}, this bootseer reads {_VERSION}: use the one that made it"
         )
+    _make_schema(connection)
+
+
+def _make_schema(connection: sqlite3.Connection) -> None:
     for statement in _SCHEMA.split(";\n"):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {_VERSION}")

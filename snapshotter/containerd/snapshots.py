@@ -58,12 +58,14 @@ class Snapshots:
         refusal: Callable[[str], Refusal | None] = lambda image: None,
         find_layer: Callable[[str, str], LayerRef] = cannot_find,
         recordings: Recordings | None = None,
+        on_damage: Callable[[], None] = lambda: None,
     ) -> None:
-        """`refusal` and `find_layer`: see `LayerChoice`. Without `recordings` nothing is recorded."""
+        """`refusal` and `find_layer`: see `LayerChoice`. Without `recordings` nothing is recorded. `on_damage`:
+        called when the store turns out to be damaged; a new start will repair what can be repaired."""
         check_path(root)
         root.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._dirs = SnapshotDirs(root)
-        self._metadata = Metadata(root / "metadata.db")
+        self._metadata = Metadata(root / "metadata.db", on_damage, self._dirs.ids(), self._dirs.keep_unknown)
         self._layers = LazyLayers(provider, self._uses_layer)
         self._recordings = recordings or NoRecordings()
         self._ordinary = OrdinaryPulls()
@@ -217,6 +219,10 @@ class Snapshots:
     def ordinary(self) -> list[OrdinaryLayers]:
         """The image layers that were left to containerd, by reason."""
         return self._ordinary.rows()
+
+    def keep_copy(self) -> None:
+        """To be called now and then: see `Metadata.copy`."""
+        self._metadata.copy()
 
     def close(self) -> None:
         """Close the store. Mounted layers stay as they are."""

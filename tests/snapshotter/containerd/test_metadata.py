@@ -156,7 +156,7 @@ def test_a_store_of_another_version_is_refused(path: Path) -> None:
         Metadata(path)
 
 
-def test_a_file_that_is_no_store_is_refused(path: Path) -> None:
-    path.write_bytes(b"something else" * 1000)
+def test_a_store_that_cannot_be_opened_is_refused(path: Path) -> None:
+    path.mkdir()
     with pytest.raises(UserError, match="cannot be used"):
         Metadata(path)

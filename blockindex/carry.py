@@ -12,7 +12,7 @@ has changed keeps its hot blocks, too: those at its end stay at its end, the oth
 Knows trees by their metadata and overlayfs's rules of hiding; must not know files, containerd or where sets come from.
 
 Invariants: every block of the result lies in a regular file that the new image shows; a file with the same content at
-the same path keeps exactly its hot blocks; order and times are those of the old set.
+the same path keeps exactly its hot blocks; order, times, workload and arguments are those of the old set.
 """
 
 import stat
@@ -128,7 +128,7 @@ class _Carrying:
             blocks[_Fate.LOST] += extent.end - extent.start - found
         made = from_touches(self._layers, touches, workload=self._hotset.workload)
         origin = self._hotset.carried_from or self._hotset.image_key
-        made = replace(made, records=self._hotset.records, carried_from=origin)
+        made = replace(made, records=self._hotset.records, argvs=self._hotset.argvs, carried_from=origin)
         return Carried(made, *(blocks[fate] for fate in _Fate))
 
     def _place(self, layer: int, paths: Sequence[bytes], file: _Name) -> tuple[_Fate, _Place | None]:

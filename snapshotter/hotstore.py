@@ -14,7 +14,7 @@ from typing import BinaryIO
 from blockindex.errors import BlockIndexError, Corrupt
 from blockindex.hotpack import HeadReader, HotPack, encode_hotset
 from blockindex.hotset import HotSet, fitted, hotset_name
-from snapshotter.errors import SnapshotterError
+from snapshotter.errors import AlreadyExists, SnapshotterError
 from snapshotter.log import fields
 
 __all__ = ["HotStore", "read_head"]
@@ -37,6 +37,14 @@ def read_head(path: Path) -> HotPack:
                     raise Corrupt("frames", f"the file has {size} bytes, its head speaks of {pack.size}")
                 return pack
         raise Corrupt("head", "the file ends before its head does")
+
+
+def _link(path: Path, file: Path) -> None:
+    """Give the file one more name, which must be free."""
+    try:
+        path.hardlink_to(file)
+    except FileExistsError as error:
+        raise AlreadyExists(f"{path} is there already") from error
 
 
 class HotStore:
@@ -95,9 +103,18 @@ class HotStore:
         data = encode_hotset(fitted(hotset))
         return self.put(hotset.image_key, hotset.workload, lambda file: file.write(data))
 
-    def put(self, key: str, workload: str, write: Callable[[BinaryIO], object]) -> Path:
+    def add(self, hotset: HotSet) -> bool:
+        """As `save`, unless there is one of the image and workload already, which stays; whether it was saved."""
+        data = encode_hotset(fitted(hotset))
+        try:
+            self.put(hotset.image_key, hotset.workload, lambda file: file.write(data), replace=False)
+        except AlreadyExists:
+            return False
+        return True
+
+    def put(self, key: str, workload: str, write: Callable[[BinaryIO], object], replace: bool = True) -> Path:
         """Have `write` write a file, then give it its name. If `write` raises, nothing has changed; SnapshotterError
-        when the disk refuses."""
+        when the disk refuses; AlreadyExists when there is one that `replace` does not let go."""
         path = self.path(key, workload)
         temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
         try:
@@ -106,7 +123,10 @@ class HotStore:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.rename(path)
+            if replace:
+                temporary.rename(path)
+            else:
+                _link(path, temporary)
         except OSError as error:
             raise SnapshotterError(f"{path}: cannot write the hot set: {error.strerror}") from error
         finally:

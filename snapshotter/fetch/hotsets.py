@@ -52,6 +52,17 @@ class HotSources:
         return None if self._directory is None else self._directory.find(key, workload)
 
 
+class _OnlyHere:
+    """A HotFinder that asks nobody else."""
+
+    def __init__(self, finder: HotFinder) -> None:
+        self.recorded = finder.recorded
+
+    def find(self, key: str, workload: str) -> HotFile | None:
+        """See HotFinder."""
+        return None
+
+
 class Prefetches:
     """At most one prefetch of an image and a workload at a time. Thread-safe; `_turns` is held while it is decided who
     stands back, and may be held when `_lock` is taken."""
@@ -86,16 +97,17 @@ class Prefetches:
             layers = self._resolve(image)
         return self.promote(image, layers, DEFAULT_WORKLOAD) if layers else "unknown"
 
-    def promote(self, image: str, layers: Sequence[Digest], workload: str) -> str:
+    def promote(self, image: str, layers: Sequence[Digest], workload: str, finder: HotFinder | None = None) -> str:
         """Prefetch the image's hot set of this workload, ahead of what `default` still has to bring. Does nothing while
-        it is under way, or just was. Answers as `begin` does."""
+        it is under way, or just was. Answers as `begin` does. `finder` takes the place of the usual one."""
         key, now = image_key(layers), time.monotonic()
         with self._lock:
             known = self._known.get((key, workload))
             if known is not None and (not known.ended_at or now < known.ended_at + _AGAIN_S):
                 return "none" if known.is_carried else _STATES[known.state]
             host = self._host_of(image)
-            prefetch = Prefetch(layers, host, self._finder, self._layer_of, self._streams, workload, self._take_turns)
+            finder = finder or self._finder
+            prefetch = Prefetch(layers, host, finder, self._layer_of, self._streams, workload, self._take_turns)
             self._known.pop((key, workload), None)
             self._known[(key, workload)] = prefetch
             for old in list(self._known)[:-_REMEMBERED]:
@@ -121,13 +133,14 @@ class Prefetches:
         return known is not None and known.state is State.NONE
 
     def begin_anew(self, image: str, layers: Sequence[Digest]) -> None:
-        """Look again for the hot sets that the image lacked just now: some have been carried over to it."""
+        """Look again for the hot sets that the image lacked just now, but only here: some have been carried over to it.
+        So no reader waits for an answer from elsewhere a second time."""
         with self._lock:
             its = [it for it, known in self._known.items() if it[0] == image_key(layers) and known.state is State.NONE]
             for it in its:
                 del self._known[it]
         for _, workload in its:
-            self.promote(image, layers, workload)
+            self.promote(image, layers, workload, _OnlyHere(self._finder))
 
     def flush(self) -> None:
         """A layer has come in: see `Prefetch.flush`."""

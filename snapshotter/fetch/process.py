@@ -32,6 +32,7 @@ from snapshotter.unproven import Unproven
 
 from .access import RegistryAccess
 from .arrival import Arrivals, IndexSource
+from .carrying import Carrying
 from .host import Host
 from .hotsets import HotSources, Prefetches
 from .journal import Journal
@@ -90,6 +91,7 @@ class FetchProcess:
         self._alarms = Alarms(Path(config.root), self._doubt_pack)
         self._hosts: dict[str, Host] = {}
         self._prefetches = Prefetches(hot, self._host_of_image, self._layer_if_there, layers_of, config.hotset.streams)
+        self._carrying = Carrying(Path(config.root), self._prefetches.lacks, self._prefetches.begin_anew)
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "ensure": self.ensure,
             "hot": self.hot,
@@ -175,6 +177,7 @@ class FetchProcess:
             layer.expire(now - self._config.fetch.read_timeout_s)
         self._overflow.settle()
         self._prefetches.tend()
+        self._carrying.tend()
 
     def _layer(self, name: str) -> LayerFetch:
         layer = self._layers.get(name)
@@ -246,6 +249,7 @@ class FetchProcess:
         layer = self._layer(directory.name)
         layer.add_source(blob)
         self._prefetches.flush()
+        self._carrying.tend()
         if self._config.fetch.background:
             layer.fill_in_background(self._config.fetch.background_delay_s)
         return {"name": directory.name, "complete": layer.completed.is_set()}
@@ -258,7 +262,10 @@ class FetchProcess:
     def _prefetch(self, request: Mapping[str, Any]) -> str:
         if not self._config.hotset.prefetch:
             return "none"
-        return self._prefetches.begin(request["image"], [Digest(digest) for digest in request.get("layers", ())])
+        layers = [Digest(digest) for digest in request.get("layers", ())]
+        state = self._prefetches.begin(request["image"], layers)
+        self._carrying.consider(request["image"], layers)
+        return state
 
     def complete(self, request: Mapping[str, Any]) -> bool:
         """Wait until the layer is complete, at most `wait_s`; whether it is. False soon when it is removed meanwhile.

@@ -14,7 +14,8 @@ import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snapshotter.errors import UserError
+from snapshotter.errors import InvalidArgument, UserError
+from snapshotter.workload.rules import parse_rules
 
 __all__ = [
     "DEFAULT_PATH",
@@ -372,6 +373,10 @@ class Config:
         config = _build(cls, data, str(path), "")
         if config.cri.enabled and not (config.cri.image_service or config.containerd.address):
             raise UserError(f"{path}: [cri] enabled needs an image_service, or an address in [containerd]")
+        try:
+            parse_rules(config.workload.rules)
+        except InvalidArgument as error:
+            raise UserError(f"{path}: [workload] rules: {error}") from error
         for sock in (config.socket_path, config.control_path, config.cri_path):
             if len(bytes(sock)) > _SOCKET_PATH_BYTES:
                 raise UserError(f"{path}: socket path {sock} is longer than {_SOCKET_PATH_BYTES} bytes: shorten `run`")

@@ -36,7 +36,8 @@ class LayerShare:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """See the module. Times in seconds, `since` and `until` since 1970. `hot` is the prefetch of the image's hot
-    blocks, as `bootseer status` has it, empty where there was none; `whole` is false where the journal lacks the
+    blocks, as `bootseer status` has it, empty where there was none; `workload` is the container's, empty where it is
+    not known; `whole` is false where the journal lacks the
     beginning."""
 
     container: str
@@ -48,6 +49,7 @@ class Explanation:
     layers: Sequence[LayerShare]
     hot: Mapping[str, Any]
     findings: Sequence[str] = field(default_factory=tuple)
+    workload: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -62,13 +64,14 @@ def explain(
     hot: Mapping[str, Any],
     since: float,
     until: float,
+    workload: str = "",
 ) -> Explanation:
     """`layers`: {digest, name, ready_s, mount_s}, from the bottom up; `journal`: see `Journal.excerpt`."""
     shares = [_share(layer, journal) for layer in layers]
     waited_s = time_waited((it["at"], it["at"] + it["seconds"]) for it in journal["waits"])
     whole = journal["whole_since"] <= since
     findings = tuple(_findings(shares, hot, waited_s, whole))
-    return Explanation(container, image, since, until, whole, waited_s, shares, hot, findings)
+    return Explanation(container, image, since, until, whole, waited_s, shares, hot, findings, workload)
 
 
 def time_waited(intervals: Iterable[tuple[float, float]]) -> float:

@@ -28,6 +28,8 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from blockindex.hotset import DEFAULT_WORKLOAD
+
 from .attach import Attacher
 from .blockstore import BlockStore, LayerRecord, node_name
 from .errors import NotFound, Precondition, SnapshotterError
@@ -92,18 +94,22 @@ class Layers:
         _log.info("layer.mounted layer=%s ready_s=%.3f mount_s=%.3f", ref.digest, ready - started, mounted - ready)
         return MountedLayer(target, record.implied_dirs)
 
-    def hot_state(self, image: str, layers: Sequence[str]) -> str:
-        """Whether there is a hot set of the image with these layers, bottom up: "found", "none", or "unknown" when the
-        search for it is not over within `_HOT_S`. "none" also where the fetch process does not answer."""
-        give_up = time.monotonic() + _HOT_S
-        state = "unknown"
+    def promote(self, image: str, layers: Sequence[str], workload: str) -> str:
+        """Have the hot set that the image with these layers, bottom up, has for a workload brought before its others.
+        Answers at once whether there is one: "found", "none", or "unknown" while it is looked for. "none" also where
+        the fetch process does not answer."""
         try:
-            while state == "unknown" and time.monotonic() < give_up:
-                state = str(call(self._fetch, "hot", _HOT_S, image=image, layers=list(layers))["state"])
-                time.sleep(_HOT_POLL_S if state == "unknown" else 0)
+            request = {"image": image, "layers": list(layers), "workload": workload}
+            return str(call(self._fetch, "workload", _HOT_S, **request)["state"])
         except SnapshotterError as error:
             _log.info("layer.hot_state_unknown image=%s error=%r", image, str(error))
             return "none"
+
+    def hot_state(self, image: str, layers: Sequence[str], workload: str = DEFAULT_WORKLOAD) -> str:
+        """As `promote`; "unknown" when the search is not over within `_HOT_S`."""
+        give_up = time.monotonic() + _HOT_S
+        while (state := self.promote(image, layers, workload)) == "unknown" and time.monotonic() < give_up:
+            time.sleep(_HOT_POLL_S)
         return state
 
     def release(self, digest: Digest) -> None:

@@ -43,7 +43,8 @@ def _explain(args: argparse.Namespace) -> int:
 def render(answer: Mapping[str, Any]) -> str:
     """The daemon's answer as text."""
     created = datetime.fromtimestamp(answer["since"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    parts = [f"container {answer['container']} of {answer['image']}, created {created}"]
+    workload = f", workload {answer['workload']}" if answer.get("workload") else ""
+    parts = [f"container {answer['container']} of {answer['image']}{workload}, created {created}"]
     parts.append("\n".join(f"- {finding}" for finding in answer["findings"]))
     if hot := answer["hot"]:
         parts.append(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from snapshotter.cli.alarm import ALARM_COLUMNS, alarm_rows
 from snapshotter.cli.table import megabytes, table
 from snapshotter.cli.tree import Commands, add_config
 from snapshotter.config import load_config
@@ -22,7 +23,19 @@ _LAYER_COLUMNS = (
     "digest", "state", "image", "size_bytes", "present_bytes", "blocks", "blocks_present", "mount",
     "demand_fetches", "demand_bytes", "background_fetches", "background_bytes", "waiting_readers", "name",
 )  # fmt: skip
-_TOP = ("version", "pid", "processes", "prepares", "lazy_off_since", "ordinary", "prefetches", "layers")
+_STARTS = 20  # containers that are printed, the newest; --json has all
+_TOP = (
+    "version",
+    "pid",
+    "processes",
+    "alarms",
+    "prepares",
+    "lazy_off_since",
+    "ordinary",
+    "prefetches",
+    "workloads",
+    "layers",
+)
 
 
 def add(commands: Commands) -> None:
@@ -63,6 +76,9 @@ def ask(path: Path, op: str, **fields: Any) -> Mapping[str, Any]:
 def render(answer: Mapping[str, Any]) -> str:
     """The daemon's answer as text."""
     parts = [f"bootseer {answer.get('version', '?')}, pid {answer.get('pid', '?')}"]
+    if alarms := answer.get("alarms"):
+        parts.append("ALARM: hot packs brought wrong bytes; restart what is named, then `bootseer alarm clear`")
+        parts.append(table(ALARM_COLUMNS, alarm_rows(alarms)))
     if processes := answer.get("processes"):
         rows = [
             [str(p.get("name")), str(p.get("pid")), str(p.get("restarts")), megabytes(p.get("rss_bytes", 0))]
@@ -79,6 +95,9 @@ def render(answer: Mapping[str, Any]) -> str:
     if prefetches := answer.get("prefetches"):
         rows = [_prefetch_row(row) for row in prefetches]
         parts.append(table(("HOT BLOCKS OF", "WORKLOAD", "STATE", "CAME", "SIZE", "REQUESTS"), rows))
+    if workloads := answer.get("workloads"):
+        rows = [_start_row(row) for row in workloads[-_STARTS:]]
+        parts.append(table(("CONTAINER", "WORKLOAD", "BY", "IMAGE", "RECORDED", "MISSED", "STALE"), rows))
     parts += [f"{key}: {_plain(value)}" for key, value in answer.items() if key not in _TOP]
     layers = answer.get("layers", [])
     parts.append(_layers(layers) if layers else "no layers")
@@ -93,6 +112,19 @@ def _prefetch_row(row: Mapping[str, Any]) -> list[str]:
         f"{row.get('blocks', 0)} of {row.get('hot_blocks', 0)}",
         megabytes(row.get("bytes", 0)),
         str(row.get("requests", 0)),
+    ]
+
+
+def _start_row(row: Mapping[str, Any]) -> list[str]:
+    missed = row.get("missed_share")
+    return [
+        str(row.get("key", "?")).rpartition("/")[2][:20],
+        str(row.get("workload", "?")),
+        str(row.get("why", "?")),
+        str(row.get("image", "-")),
+        "yes" if row.get("recorded") else "no",
+        "-" if missed is None else f"{100 * missed:.0f} %",
+        "no" if row.get("stale_share") is None else "yes: recorded next time",
     ]
 
 

@@ -10,11 +10,14 @@ from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import NotFound, Precondition
 from snapshotter.explain import explain
 from snapshotter.layers import Layers, NoLayers
+from snapshotter.workload.starts import Starts
 
 __all__ = ["explain_container"]
 
 
-def explain_container(snapshots: Snapshots, layers: Layers | NoLayers, request: Mapping[str, Any]) -> dict[str, Any]:
+def explain_container(
+    snapshots: Snapshots, layers: Layers | NoLayers, starts: Starts | None, request: Mapping[str, Any]
+) -> dict[str, Any]:
     """`container`: the id or the beginning of it, `seconds`: of its life to look at. NotFound when no container has
     that id, Precondition when none of its image is lazy or the id is not enough."""
     rows = {snapshot.key: snapshot for snapshot in snapshots.select()}
@@ -32,9 +35,12 @@ def explain_container(snapshots: Snapshots, layers: Layers | NoLayers, request: 
     since = snapshot.created_ns / 1e9
     until = since + float(request["seconds"])
     journal, prefetches = layers.history([row["name"] for row in rows_of_layers], since, until)
-    hot = next((it for it in prefetches if it["image_key"] == image_key(digests)), {})
+    workload = starts.workload(snapshot.key) if starts is not None else ""
+    its = [it for it in prefetches if it["image_key"] == image_key(digests)]
+    its.sort(key=lambda it: (it["state"] == "none", it["workload"] != workload))  # its own, else what there was
     container = snapshot.key.rpartition("/")[2]
-    return explain(container, refs[-1].image, rows_of_layers, journal, hot, since, until).as_json()
+    hot = its[0] if its else {}
+    return explain(container, refs[-1].image, rows_of_layers, journal, hot, since, until, workload).as_json()
 
 
 def _is(name: str, container: str) -> bool:

@@ -26,8 +26,11 @@ from snapshotter.lazyswitch import LazySwitch
 from snapshotter.model import Digest
 from snapshotter.record.log import directory
 from snapshotter.record.recorder import Recorder
+from snapshotter.record.records import Records
 from snapshotter.rpc import Handler, Server
+from snapshotter.workload.starts import Starts
 
+from .containers import ContainerdContainers
 from .explainer import explain_container
 from .ordinary import LazyRules
 from .pullaccess import PullAccess
@@ -49,24 +52,31 @@ def main(config: Config, mount_fd: int) -> None:
     store = BlockStore(root)
     layers: Layers | NoLayers
     recorder: Recorder | None = None
+    starts: Starts | None = None
+    containers = ContainerdContainers(Path(config.containerd.address)) if config.containerd.address else None
     try:
         attacher = Attacher(
             root, mount_fd, mount.attach, mount.readahead_cold_kib, mount.readahead_warm_kib, Capabilities.probe()
         )
         layers = Layers(store, run / "fetch.sock", attacher)
-        recorder = _recorder(config, store, attacher, layers)
+        records = Records(root, HotStore(root), config.workload)
+        recorder = _recorder(config, store, attacher, layers, records)
+        starts = Starts(config, recorder, records, layers, containers)
     except Precondition as error:  # no EROFS, no loop devices: images are ordinary ones, which is no failure
         _log.error("service.ordinary_only reason=%r", str(error))
         layers = NoLayers(str(error))
     rules = LazyRules(LazySwitch(root), config.lazy.include, config.lazy.exclude)
     access = PullAccess(config, lambda: [layer.ref.image for layer in snapshots.lazy_layers()])
-    snapshots = Snapshots(root, layers, rules.refusal, access.find_layer, recorder)
+    snapshots = Snapshots(root, layers, rules.refusal, access.find_layer, starts)
     cache = _Cache(store, layers, snapshots)
     ops: dict[str, Handler] = {
-        "status": lambda request: _status(config, layers, snapshots, recorder),
+        "status": lambda request: {
+            **_status(config, layers, snapshots, recorder),
+            "workloads": starts.status() if starts else [],
+        },
         "cache": lambda request: cache.rows(),
         "cache-remove": lambda request: cache.remove(request["name"]),
-        "explain": lambda request: explain_container(snapshots, layers, request),
+        "explain": lambda request: explain_container(snapshots, layers, starts, request),
         **access.ops,
     }
     if recorder is not None:
@@ -80,12 +90,18 @@ def main(config: Config, mount_fd: int) -> None:
     socket = Path(config.socket or run / "bootseer.sock")
     server = serve(snapshots, socket)
     access.serve()
+    if containers is not None and starts is not None:
+        containers.listen(starts.created)
     _log.info("service.ready socket=%s pid=%d", socket, os.getpid())
     stop.wait()
     access.close()
     server.stop(grace=1.0).wait()
     control.close()
     socket.unlink(missing_ok=True)
+    if containers is not None:
+        containers.close()
+    if starts is not None:
+        starts.close()
     if recorder is not None:
         recorder.close()
     snapshots.close()
@@ -94,14 +110,14 @@ def main(config: Config, mount_fd: int) -> None:
 _RESTORE_S = 2.0
 
 
-def _recorder(config: Config, store: BlockStore, attacher: Attacher, layers: Layers) -> Recorder:
+def _recorder(config: Config, store: BlockStore, attacher: Attacher, layers: Layers, records: Records) -> Recorder:
     root, address = Path(config.root), config.containerd.address
     return Recorder(
         directory(root),
         store,
         attacher,
         layers.hot_state,
-        HotStore(root),
+        records,
         ContainerdTasks(Path(address)) if address else NoTasks(),
         config.record,
         Path("/proc/sys/kernel/random/boot_id").read_text().strip(),

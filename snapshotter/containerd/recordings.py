@@ -1,4 +1,4 @@
-"""The seam to the recorder, as the snapshots see it: a container may get private mounts of its layers."""
+"""The seam to the starts of containers, as the snapshots see it: one may get private mounts of its layers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,14 +10,15 @@ __all__ = ["NoRecordings", "Recordings"]
 
 
 class Recordings(Protocol):
-    """See `record.recorder.Recorder`. None of these raises for what goes wrong with a recording."""
+    """See `workload.starts.Starts`. None of these raises for what goes wrong with a recording."""
 
     def begin(self, key: str, refs: Sequence[LayerRef]) -> Mapping[Digest, Path]:
         """A container is to get a snapshot on these layers, from the lowest up, all mounted: the private mount of each
         where it is to be recorded, else nothing. Whoever gets something calls `release` in the end."""
 
-    def private(self, key: str) -> Mapping[Digest, Path]:
-        """The private mounts of the snapshot, mounted again if need be; nothing where it has none."""
+    def private(self, key: str, refs: Sequence[LayerRef]) -> Mapping[Digest, Path]:
+        """The mounts of a container's snapshot are asked for; `refs` as for `begin`, or none where not all layers are
+        lazy: the private mount of each layer, mounted again if need be; nothing where the snapshot has none."""
 
     def release(self, key: str) -> None:
         """The snapshot is removed, or not a container's any more."""
@@ -30,7 +31,7 @@ class NoRecordings:
         """Nothing."""
         return {}
 
-    def private(self, key: str) -> Mapping[Digest, Path]:
+    def private(self, key: str, refs: Sequence[LayerRef]) -> Mapping[Digest, Path]:
         """Nothing."""
         return {}
 

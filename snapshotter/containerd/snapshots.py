@@ -102,7 +102,7 @@ class Snapshots:
             raise Precondition(f'snapshot "{key}" is committed: it cannot be mounted, prepare or view one on it')
         with ExitStack() as pins:
             lowers = self._lowers(chain, pins)
-            private = self._recordings.private(key) if snapshot.kind is Kind.ACTIVE else {}
+            private = self._recordings.private(key, _lazy_refs(chain)) if snapshot.kind is Kind.ACTIVE else {}
             return self._mounts(snapshot.id, snapshot.kind, self._lowers(chain, pins, private) if private else lowers)
 
     def commit(self, name: str, key: str, labels: Mapping[str, str], parent: str = "") -> None:
@@ -324,8 +324,8 @@ class Snapshots:
 
     def _recorded(self, key: str, chain: Sequence[Snapshot]) -> Mapping[Digest, Path]:
         """The private mounts of a container that is to be recorded: its image is lazy in all of its layers."""
-        refs = [snapshot.lazy.ref for snapshot in reversed(chain) if snapshot.lazy is not None]
-        return self._recordings.begin(key, refs) if refs and len(refs) == len(chain) else {}
+        refs = _lazy_refs(chain)
+        return self._recordings.begin(key, refs) if refs else {}
 
     def _mounts(self, snapshot_id: int, kind: Kind, lowers: Sequence[Path]) -> list[Mount]:
         return mounts(kind, self._dirs.upper(snapshot_id), self._dirs.work(snapshot_id), lowers)
@@ -389,6 +389,12 @@ def _parent(view: View, name: str, not_committed: type[SnapshotterError]) -> Sna
     if parent.kind is not Kind.COMMITTED:
         raise not_committed(f'parent snapshot "{name}" is not committed')
     return parent
+
+
+def _lazy_refs(chain: Sequence[Snapshot]) -> list[LayerRef]:
+    """The layers below a container, from the bottom up (`chain`: the nearest first); none unless all are lazy."""
+    refs = [snapshot.lazy.ref for snapshot in reversed(chain) if snapshot.lazy is not None]
+    return refs if len(refs) == len(chain) else []
 
 
 def _image_layers(ref: LayerRef, chain: Sequence[Snapshot]) -> tuple[Digest, ...]:

@@ -5,16 +5,13 @@ and asked for only where nothing has come yet. Clients of containerd give a cont
 (ctr, nerdctl, Docker, the CRI plugin); one of a client that does not is taken for a container that never started.
 """
 
-import contextlib
 import logging
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 
-from proto import events_pb2, events_pb2_grpc, tasks_pb2, tasks_pb2_grpc
+from proto import events_pb2, tasks_pb2, tasks_pb2_grpc
+from snapshotter.containerd.events import EventStream
 from snapshotter.record.recorder import namespace_and_name
 from snapshotter.record.recording import Task, TaskState
 
@@ -23,7 +20,6 @@ __all__ = ["ContainerdTasks", "NoTasks"]
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
-_RETRY_S = 0.5
 _MOST_EXITS = 4096
 _TOPIC = "/tasks/exit"
 _STATES = {
@@ -56,8 +52,7 @@ class ContainerdTasks:
         self._address = address
         self._channel: grpc.Channel | None = None
         self._stub: tasks_pb2_grpc.TasksStub | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._ends: EventStream | None = None
         self._exits: dict[tuple[str, str], int] = {}
 
     def __repr__(self) -> str:
@@ -68,18 +63,13 @@ class ContainerdTasks:
         if self._channel is None:
             self._channel = grpc.insecure_channel(f"unix://{self._address}")
             self._stub = tasks_pb2_grpc.TasksStub(self._channel)  # type: ignore[no-untyped-call]  # generated
-            self._stopping.clear()
-            self._thread = threading.Thread(target=self._listen, args=(self._channel,), name="task-ends", daemon=True)
-            self._thread.start()
+            self._ends = EventStream(self._channel, _TOPIC, self._note)
 
     def unwatch(self) -> None:
         """See `Tasks`."""
-        if self._channel is not None:
-            self._stopping.set()
-            self._channel.close()
-            self._channel = self._stub = None
-            if self._thread is not None:
-                self._thread.join()
+        if self._ends is not None:
+            self._ends.stop()
+            self._ends = self._channel = self._stub = None
             self._exits.clear()
 
     def task(self, key: str, seen: bool) -> Task:
@@ -105,20 +95,9 @@ class ContainerdTasks:
             return Task(TaskState.UNKNOWN)
         return Task(_STATES.get(process.status, TaskState.UNKNOWN), process.exit_status)
 
-    def _listen(self, channel: grpc.Channel) -> None:
-        """Take note of exits until `unwatch`; a stream that ends is begun again."""
-        stub = events_pb2_grpc.EventsStub(channel)  # type: ignore[no-untyped-call]  # generated
-        request = events_pb2.SubscribeRequest(filters=[f'topic=="{_TOPIC}"'])
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: the channel has just been closed
-                self._note(stub.Subscribe(request))
-            self._stopping.wait(max(0.0, began + _RETRY_S - time.monotonic()))
-
-    def _note(self, stream: Iterator[events_pb2.Envelope]) -> None:
-        for envelope in stream:
-            event = events_pb2.TaskExit.FromString(envelope.event.value)
-            if event.id in ("", event.container_id):  # another id: a process that was started beside the first
-                if len(self._exits) >= _MOST_EXITS:
-                    self._exits.clear()
-                self._exits[(envelope.namespace, event.container_id)] = event.exit_status
+    def _note(self, envelope: events_pb2.Envelope) -> None:
+        event = events_pb2.TaskExit.FromString(envelope.event.value)
+        if event.id in ("", event.container_id):  # another id: a process that was started beside the first
+            if len(self._exits) >= _MOST_EXITS:
+                self._exits.clear()
+            self._exits[(envelope.namespace, event.container_id)] = event.exit_status

@@ -5,7 +5,8 @@ asks for, and only one that is the container's own shows what the container touc
 The block server notes the reads in the slot's log (`log`); when and how a recording ends is in `recording`.
 
 The life of a slot:
-    free      -> recording   `begin`: the first container of an image without a hot set, or one that a command armed
+    free      -> recording   `begin`: the first container of an image without a hot set, or one that a command armed;
+                             `record`: one of a workload that is to be recorded (`workload.starts` knows)
     recording -> ended       the rule, or a command: the hot set is saved, or the recording thrown away
     any       -> free        `release`: the snapshot is removed or committed
 The snapshot keeps its private mounts when the recording has ended: containers run on them. Nothing here may keep a
@@ -36,11 +37,11 @@ from snapshotter.attach import Attacher
 from snapshotter.blockstore import BlockStore, LayerFiles, LayerRecord, node_name
 from snapshotter.config import RecordConfig
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
-from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest, LayerRef
 
 from .log import SLOTS, LogReader, Logs
 from .recording import End, Facts, Recording, Task, TaskState, Touched, ending
+from .records import Records
 
 __all__ = ["Recorder", "Tasks", "namespace_and_name"]
 
@@ -99,18 +100,18 @@ class Recorder:
         store: BlockStore,
         attacher: Attacher,
         hot_state: Callable[[str, Sequence[str]], str],
-        hotsets: HotStore,
+        records: Records,
         tasks: Tasks,
         config: RecordConfig,
         boot_id: str,
     ) -> None:
         """`directory`: see `log`. `hot_state(image, layers)` says "none" when there is no hot set of the image, and
-        anything else when there is one or nobody knows yet. `hotsets`: where recordings go."""
+        anything else when there is one or nobody knows yet. `records`: where recordings go."""
         self._directory = directory
         self._store = store
         self._attacher = attacher
         self._hot_state = hot_state
-        self._hotsets = hotsets
+        self._records = records
         self._tasks = tasks
         self._config = config
         self._boot_id = boot_id
@@ -196,14 +197,43 @@ class Recorder:
         except (SnapshotterError, OSError) as error:
             _log.warning("record.not_opened key=%s reason=%r", key, str(error))
             return {}
+        return self._begun(slot)
+
+    def _begun(self, slot: _Slot) -> Mapping[Digest, Path]:
         mounted = self._opened(slot)
+        its = slot.recording
         if mounted:
-            its = slot.recording
             _log.info("record.opened key=%s slot=%02x image=%s workload=%s", its.key, its.slot, its.image, its.workload)
             self._wake.set()
         else:
-            self.release(key)
+            self.release(its.key)
         return mounted
+
+    def record(self, key: str, refs: Sequence[LayerRef], workload: str, argv: str) -> None:
+        """Record the container on this snapshot, which has been prepared and whose task is not started: `private` says
+        where its layers are then. Does nothing when it is recorded, or another one of the image and workload is."""
+        try:
+            slot = self._reserve(replace(self._recording(key, refs, None), workload=workload, argv=argv))
+        except (SnapshotterError, OSError) as error:
+            _log.warning("record.not_opened key=%s reason=%r", key, str(error))
+            return
+        if slot is not None:
+            self._begun(slot)
+
+    def name(self, key: str, workload: str, argv: str) -> None:
+        """The workload of the container on this snapshot is known now, and the digest of its arguments. (A command has
+        named the workload itself.)"""
+        with self._lock:
+            slot = self._by_key.get(key)
+        if slot is None:
+            return
+        with slot.reading:
+            its = slot.recording
+            named = replace(its, argv=argv, workload=its.workload if its.commanded else workload)
+            if slot.reader is not None and named != its:
+                slot.recording = named
+                with contextlib.suppress(OSError):
+                    named.save(self._file(its.slot))
 
     def private(self, key: str) -> Mapping[Digest, Path]:
         """The private mounts of a snapshot that has some, mounted again if need be; nothing where they cannot be."""
@@ -271,7 +301,8 @@ class Recorder:
             recorded = {_key_of(slot.recording) for slot in self._slots.values() if slot.recording.is_open}
         if len(recorded) >= _MOST_OPEN or key in recorded:
             return False
-        packs = [self._hotsets.load(key, workload) for workload in self._hotsets.find(key)]
+        hotsets = self._records.hotsets
+        packs = [hotsets.load(key, workload) for workload in hotsets.find(key)]
         if any(pack is not None and not pack.hotset.carried_from for pack in packs):  # one that was carried is a guess
             return False
         return self._hot_state(refs[-1].image, digests) == "none"
@@ -300,7 +331,7 @@ class Recorder:
                 return None
             its = [slot.recording for slot in self._slots.values() if slot.recording.is_open]
             if not recording.commanded and (
-                len(its) >= _MOST_OPEN or _key_of(recording) in {_key_of(other) for other in its}
+                len(its) >= _MOST_OPEN or _work_of(recording) in {_work_of(other) for other in its}
             ):
                 return None
             for step in range(1, len(SLOTS) + 1):
@@ -433,9 +464,9 @@ class Recorder:
         extents, path = 0, ""
         if end.keep:
             try:
-                hotset = touched.hotset()
-                path = str(self._hotsets.save(hotset))
-                extents = len(hotset.extents)
+                record = replace(touched.hotset(), workload=its.workload, argvs=(its.argv,) if its.argv else ())
+                extents = len(record.extents)
+                path = str(self._records.keep(record, its.commanded).path)
             except (SnapshotterError, BlockIndexError, OSError) as error:
                 end = End(False, f"it could not be saved: {error}")
         self._count("kept" if end.keep else "discarded")
@@ -530,6 +561,10 @@ def namespace_and_name(key: str) -> tuple[str, str]:
 
 def _key_of(recording: Recording) -> str:
     return image_key([layer.digest for layer in recording.layers])
+
+
+def _work_of(recording: Recording) -> tuple[str, str]:
+    return _key_of(recording), recording.workload
 
 
 def _name_of(digest: str) -> str:

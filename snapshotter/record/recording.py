@@ -44,7 +44,8 @@ _GRACE_S = 1.0
 class Recording:
     """`layers`: the image's layers as `HotSet` has them. `commanded`: a command says when it ends. `began_s`,
     `started_s` (0: not seen yet; of the container) are monotonic seconds of the boot `boot_id`. `is_open`: it has not
-    ended."""
+    ended. `workload` is `default` while the container is not known, and `argv` the
+    digest of its arguments, empty then."""
 
     slot: int
     key: str
@@ -58,6 +59,7 @@ class Recording:
     boot_id: str
     started_s: float = 0.0
     is_open: bool = True
+    argv: str = ""
 
     @staticmethod
     def load(path: Path) -> "Recording":

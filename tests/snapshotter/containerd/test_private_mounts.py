@@ -19,6 +19,7 @@ class Recorder:
     def __init__(self) -> None:
         self.answer: Mapping[Digest, Path] = {A: Path("/private/a"), B: Path("/private/b")}
         self.begun: list[tuple[str, list[Digest]]] = []
+        self.asked: list[tuple[str, list[Digest]]] = []
         self.released: list[str] = []
         self.known: set[str] = set()
 
@@ -27,7 +28,8 @@ class Recorder:
         self.known.add(key)
         return self.answer
 
-    def private(self, key: str) -> Mapping[Digest, Path]:
+    def private(self, key: str, refs: Sequence[LayerRef]) -> Mapping[Digest, Path]:
+        self.asked.append((key, [ref.digest for ref in refs]))
         return self.answer if key in self.known else {}
 
     def release(self, key: str) -> None:
@@ -62,6 +64,7 @@ def test_a_container_of_lazy_layers(snapshots: Snapshots, recorder: Recorder) ->
     assert recorder.begun == [("c", [A, B])], "from the lowest up"
     assert mount.options[-1] == "lowerdir=/private/b:/private/a"
     assert _lowers(snapshots, "c") == ["/private/b", "/private/a"]
+    assert recorder.asked == recorder.begun
     recorder.answer = {}
     assert all("/private" not in lower for lower in _lowers(snapshots, "c"))
     snapshots.remove("c")
@@ -77,6 +80,8 @@ def test_only_containers_are_offered(snapshots: Snapshots, recorder: Recorder, p
     snapshots.commit("ordinary", "made", {})
     assert recorder.released == ["made"], "it is no container's any more"
     snapshots.prepare("mixed", "ordinary", {})
+    snapshots.mounts("mixed")
+    assert recorder.asked == [("mixed", [])]
     assert recorder.begun == [], "layers that are not lazy are never seen"
     assert all("/private" not in lower for lower in _lowers(snapshots, "view"))
 

@@ -425,7 +425,7 @@ def test_a_command_decides(tmp_path: Path) -> None:
         found = hotset(daemon, BASE, workload="train")
         assert found.manifest == "sha256:" + "cd" * 32
         assert hot_files(found, BASE) == {BASE.digest: ["f0001"]}
-        assert set(HotStore(daemon.root).find(found.image_key)) == {"train"}
+        assert set(HotStore(daemon.root).find(found.image_key)) == {"train", "default"}
         for name in ("first", "second"):
             remove(daemon, name)
         with pytest.raises(Exception, match="no recording of first"):

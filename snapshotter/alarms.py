@@ -5,7 +5,6 @@ about the same two is added to it. One process, the fetch process, raises alarms
 goes into quarantine, where it stays when the alarm is cleared.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -24,7 +23,8 @@ __all__ = ["Alarm", "Alarms"]
 _log = logging.getLogger(__name__)
 
 _RUNS = 256
-_FILES = 32
+_FILES = 4096
+_SHOWN = 32  # of either, in the log line
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Alarms:
             " the layer's own bytes are used; restart the containers of these images, then `bootseer alarm clear`",
             layer,
             ",".join(alarm.images),
-            ",".join(f"{start}-{end}" for start, end in runs[:_FILES]),
-            ", ".join(alarm.files),
+            ",".join(f"{start}-{end}" for start, end in runs[:_SHOWN]),
+            ", ".join(alarm.files[:_SHOWN]),
             str(served).lower(),
             pack.digest,
             pack.where,
@@ -118,12 +118,15 @@ class Alarms:
             temporary.rename(self._directory / alarm.id)
 
     def entries(self) -> list[Alarm]:
-        """All of them, the oldest first."""
-        with contextlib.suppress(FileNotFoundError):
+        """All of them, the oldest first. SnapshotterError when the directory cannot be read."""
+        try:
             names = [name for name in os.listdir(self._directory) if not name.startswith(".")]
             found = [alarm for alarm in map(self._load, names) if alarm is not None]
-            return sorted(found, key=lambda alarm: (alarm.at, alarm.id))
-        return []
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise SnapshotterError(f"{self._directory}: cannot be read: {error.strerror}") from error
+        return sorted(found, key=lambda alarm: (alarm.at, alarm.id))
 
     def clear(self, id_: str) -> None:
         """Forget an alarm. NotFound when there is none; SnapshotterError when the disk refuses."""

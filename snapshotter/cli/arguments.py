@@ -7,6 +7,8 @@ from importlib.metadata import version
 from typing import NoReturn, cast
 
 from snapshotter.cli import (
+    alarm,
+    artifact,
     cache,
     config,
     copy,
@@ -15,6 +17,7 @@ from snapshotter.cli import (
     fetch,
     hotset,
     index,
+    key,
     lazy,
     mounts,
     pull,
@@ -68,7 +71,26 @@ def build_parser() -> "_Parser":
     )
     parser.add_argument("--version", action="version", version=f"bootseer {version('bootseer')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for noun in (serve, status, pull, fetch, doctor, explain, lazy, cache, index, record, hotset, copy, mounts, config):
+    nouns = (
+        serve,
+        status,
+        alarm,
+        pull,
+        fetch,
+        doctor,
+        explain,
+        lazy,
+        cache,
+        index,
+        record,
+        hotset,
+        copy,
+        artifact,
+        key,
+        mounts,
+        config,
+    )
+    for noun in nouns:
         noun.add(cast(Commands, commands))  # a group of our parsers is a group of parsers
     return parser
 

@@ -171,7 +171,7 @@ class UrlFiles:
         try:
             self._storage, self._root = url_to_fs(self._url)
         except (ImportError, ValueError) as error:
-            raise UserError(f"{url}: {error}") from error
+            raise UserError(f"{url}: cannot be written to: {error}") from error
 
     def locate(self, name: str) -> str:
         """See Files."""

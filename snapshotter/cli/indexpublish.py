@@ -24,6 +24,7 @@ from snapshotter.cli.progress import Progress
 from snapshotter.cli.publishing import ADVICE, Sending, image_name, is_signed_by
 from snapshotter.cli.table import megabytes, table
 from snapshotter.config import load_config
+from snapshotter.errors import Denied, NotFound
 from snapshotter.imagesource import ImageSource, PlatformImage, Refused, platform_images
 from snapshotter.model import Digest
 from snapshotter.registry import Registry
@@ -71,14 +72,10 @@ def publish(args: argparse.Namespace) -> int:
         key = signing_key(args.key, config, place)
         platform = platform_of(args)
         images = platform_images(source, platform)
-        others = [(open_place(to, registry, it), it) for it in (open_source(text, registry) for text in args.reuse)]
         indexes = _Indexes(source, Path(spool), key)
-        for where, other in others:
-            for image in platform_images(other):
-                if isinstance(image, PlatformImage):
-                    indexes.take(where.held(image_name(image)))
+        for text in args.reuse:
+            indexes.take(_held_of(text, to, registry))
         with explained(place.name, client, ADVICE):
-            place.prepare()
             rows = _publish(images, place, indexes, key)
     if args.json:
         document = {"image": source.name, "to": place.name, "platforms": [asdict(row) for row in rows]}
@@ -90,6 +87,18 @@ def publish(args: argparse.Namespace) -> int:
             print(f"bootseer: {row.platform or row.manifest}: {row.status}: {row.reason}", file=sys.stderr)
     done = [row for row in rows if row.status in ("published", "there")]
     return 0 if done and not any(row.status == "failed" for row in rows) else 1
+
+
+def _held_of(text: str, to: str, registry: Registry) -> list[Held]:
+    """What there is of an image named by --reuse. The first release has none before it: that is said, no failure."""
+    other = open_source(text, registry)
+    try:
+        where = open_place(to, registry, other)
+        images = [image for image in platform_images(other) if isinstance(image, PlatformImage)]
+        return [held for image in images for held in where.held(image_name(image))]
+    except (NotFound, Denied) as error:
+        print(f"bootseer: nothing is taken over from {text}: {error}", file=sys.stderr)
+        return []
 
 
 class _Indexes:
@@ -176,6 +185,8 @@ def _publish(
             continue
         indexes.take(held)
         todo.append(image)
+    if todo:
+        place.prepare()
     indexes.build(todo)
     for image in todo:
         rows[image.manifest.digest] = _put(image, place, indexes, key)

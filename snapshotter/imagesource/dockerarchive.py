@@ -9,7 +9,7 @@ same one, by the digest of its configuration or by its diff IDs.
 import hashlib
 import json
 import tarfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,10 +129,7 @@ class _Archive:
         """The image that is there as in an OCI layout, if there is one (of this name, where one is given)."""
         if "index.json" not in self._members:
             return None
-        found: dict[str, str] = {}
-        for entry in _objects(self._object("index.json").get("manifests")):
-            notes = _dict(entry.get("annotations"))
-            found.setdefault(str(entry.get("digest")), str(notes.get(_IMAGE_NAME) or notes.get(REF_NAME) or ""))
+        found = self._listed()
         chosen = {digest: name for digest, name in found.items() if not image or _same_name(name, image)}
         if len(chosen) != 1:
             return None
@@ -142,6 +139,14 @@ class _Archive:
         except InvalidArgument:
             home = None
         return _ArchiveImage(self, f"{ARCHIVE_PREFIX}{self._path}", parse_digest(digest), home)
+
+    def _listed(self) -> dict[str, str]:
+        """The names of the images that `index.json` lists, by the digests of their roots."""
+        found: dict[str, str] = {}
+        for entry in _objects(self._object("index.json").get("manifests")):
+            notes = _dict(entry.get("annotations"))
+            found.setdefault(str(entry.get("digest")), str(notes.get(_IMAGE_NAME) or notes.get(REF_NAME) or ""))
+        return found
 
     def saved_image(self, image: str) -> _Saved:
         """The image that `manifest.json` lists (of this name, where one is given)."""
@@ -160,6 +165,8 @@ class _Archive:
     def _saved_entry(self, image: str) -> tuple[str, str]:
         """Its reference and the name of its configuration."""
         if "manifest.json" not in self._members:
+            if "index.json" in self._members:
+                raise self._unclear(self._listed().values())
             raise InvalidArgument(f"{self._path}: neither index.json nor manifest.json in it: not from `docker save`")
         listed = {str(entry.get("Config")): _names(entry) for entry in _objects(self._json("manifest.json"))}
         if len(listed) == 1:  # then --image may be another name, that it was pushed under
@@ -168,10 +175,11 @@ class _Archive:
         fitting = [config for config, names in listed.items() if any(_same_name(name, image) for name in names)]
         if len(fitting) == 1:
             return image, fitting[0]
-        there = ", ".join(name for names in listed.values() for name in names) or "none with a name"
-        raise InvalidArgument(
-            f"{self._path}: holds {len(listed)} images: say which one with --image REF; there is: {there}"
-        )
+        raise self._unclear(name for names in listed.values() for name in names)
+
+    def _unclear(self, names: Iterable[str]) -> InvalidArgument:
+        there = ", ".join(filter(None, names)) or "none with a name"
+        return InvalidArgument(f"{self._path}: which image of it? Say so with --image REF; there is: {there}")
 
     def read(self, name: str) -> bytes:
         """A small file of the archive."""

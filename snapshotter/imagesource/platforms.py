@@ -58,8 +58,15 @@ def _walk(
         if entry.platform is not None and not _for_us(entry.platform) and not wanted:
             reason = f"for {entry.platform.os}: only images for Linux can be lazy"
             found[entry.digest] = Refused(str(entry.platform), entry.digest, reason, False)
-        else:
-            _walk(source, source.document(entry.digest), entry.platform, wanted, found, depth - 1)
+            continue
+        try:
+            below = source.document(entry.digest)
+        except NotFound as error:  # a layout need not hold all platforms that its image names
+            if wanted:
+                raise
+            found[entry.digest] = Refused(str(entry.platform or ""), entry.digest, str(error), True)
+            continue
+        _walk(source, below, entry.platform, wanted, found, depth - 1)
 
 
 def _image(

@@ -162,6 +162,12 @@ class LateCheck:
         with self._lock:
             self._doubt(digest)
 
+    def distrust(self, runs: Iterable[Run]) -> None:
+        """Serve none of these blocks before it has been checked."""
+        with self._lock:
+            for first, last in runs:
+                self._files.distrust(first, last)
+
     def _doubt(self, digest: str) -> None:
         numbers = {number for number, pack in enumerate(self._unproven.packs, 1) if pack.digest == digest}
         for start, end in self._unproven.runs() if numbers else ():

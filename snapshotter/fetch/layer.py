@@ -434,6 +434,24 @@ class LayerFetch:
             if UNVERIFIED in self.files.present[start:end] and self.late.recheck(piece):
                 self._arrived(start, end, None)
 
+    def doubt(self, runs: Iterable[tuple[int, int]]) -> None:
+        """Have the blocks of these runs checked before they are read again, and fetched anew if they are wrong."""
+        self.late.distrust(runs)
+        with self.lock:
+            self._missing_from = 0
+            self.completed.clear()
+
+    def doubt_pack(self, digest: str) -> bool:
+        """Another layer has refuted this pack: serve nothing more of it that this one has not proven. Whether the layer
+        was complete, and is not any more."""
+        self.late.doubt(digest)
+        with self.lock:
+            self._missing_from = 0
+            reopened = self.completed.is_set() and not self.files.complete()
+            if reopened:
+                self.completed.clear()
+        return reopened
+
     def tend(self) -> None:
         """To be called now and then: writes what the disk has refused before, if it takes it now."""
         if not self.overflow.refusing:

@@ -51,6 +51,7 @@ _LOOK_S = 0.5
 _INSIST_S = 2.0  # what a prefetch had promised a reader is fetched for it after that
 _FORGET_S = 3.0
 _FORGET_POLL_S = 0.02
+_SAID_RUNS = 32
 
 
 class FetchProcess:
@@ -101,6 +102,7 @@ class FetchProcess:
             "remove": self.remove,
             "status": self.status,
             "journal": self.journal,
+            "doubt": self.doubt,
             "refusing": lambda request: self._overflow.refusing,
         }
 
@@ -207,12 +209,15 @@ class FetchProcess:
         )
 
     def _doubt_pack(self, digest: str) -> None:
-        """A layer has refuted a pack: the others serve nothing more of it that they have not proven themselves."""
+        """A layer has refuted a pack: none serves anything more of it that it has not proven itself."""
         for name in self._store.names():
             directory = self._store.layers / name
             try:
-                if any(pack.digest == digest for pack in Unproven.packs_of(directory)):
-                    self._layer(name).late.doubt(digest)
+                if not any(pack.digest == digest for pack in Unproven.packs_of(directory)):
+                    continue
+                layer = self._layer(name)
+                if layer.doubt_pack(digest) and self._config.fetch.background:
+                    layer.fill_in_background(0.0)
             except (SnapshotterError, BlockIndexError, OSError) as error:  # it has gone, or cannot be read at all
                 _log.warning("layer.not_doubted name=%s pack=%s error=%r", name, digest, str(error))
 
@@ -281,6 +286,14 @@ class FetchProcess:
             if time.monotonic() >= give_up or self._layers.get(layer.files.name) is not layer:
                 return False
         return True
+
+    def doubt(self, request: Mapping[str, Any]) -> None:
+        """Blocks of a layer were found wrong on disk: see `LayerFetch.doubt`."""
+        layer = self._layer(request["name"])
+        layer.doubt([(int(start), int(end)) for start, end in request["runs"]])
+        _log.warning("layer.doubted layer=%s runs=%s", layer.files.record.digest, request["runs"][:_SAID_RUNS])
+        if self._config.fetch.background:
+            layer.fill_in_background(0.0)
 
     def release(self, request: Mapping[str, Any]) -> None:
         """No snapshot uses the layer any more: fetch no more of it unless a container still reads."""

@@ -17,7 +17,7 @@ the same path keeps exactly its hot blocks; order, times, workload and arguments
 
 import stat
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -26,7 +26,7 @@ from blockindex.errors import Unsupported
 from blockindex.hotset import HotExtent, HotLayer, HotSet, from_touches, image_key
 from blockindex.model import BLOCK, block_ceil
 
-__all__ = ["Carried", "LayerTree", "carry"]
+__all__ = ["Carried", "Carrier", "LayerTree"]
 
 _OPAQUE = b"trusted.overlay.opaque"
 
@@ -87,20 +87,34 @@ class _Fate(Enum):
     LOST = "lost"
 
 
-def carry(hotset: HotSet, old: Iterable[LayerTree], new: Sequence[LayerTree]) -> Carried:
-    """The set for the image with the layers `new` (from the bottom up, each once). `old` are those of the set's own
-    layers that are at hand, in any order: what is hot in others is lost. Unsupported when both are one image."""
-    layers = [tree.layer for tree in new]
-    if image_key([layer.digest for layer in layers]) == hotset.image_key:
-        raise Unsupported(f"{hotset.image_key} is the same image: it has the same layers")
-    metadata = {tree.layer: tree.metadata for tree in (*old, *new)}
-    names = {layer: _names(data) for layer, data in metadata.items() if layer in layers or layer in hotset.layers}
-    then = [names.get(layer, {}) for layer in hotset.layers]
-    return _Carrying(hotset, then, layers, [names[layer] for layer in layers]).run()
+class Carrier:
+    """Carries the sets of one image over to another."""
+
+    def __init__(
+        self, old: Iterable[LayerTree], new: Sequence[LayerTree], walked: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """`old` are the layers of the sets' image that are at hand, in any order: what is hot in others is lost. `new`
+        are those of the other image, from the bottom up, each once. This walks all trees, 10 µs a name, and calls
+        `walked` for each with the size of its metadata."""
+        self._layers = [tree.layer for tree in new]
+        self._names: dict[HotLayer, _Names] = {}
+        for tree in (*old, *new):
+            if tree.layer not in self._names:
+                self._names[tree.layer] = {entry.path: _name(entry) for entry in walk(tree.metadata)}
+            walked(len(tree.metadata))
+
+    def carry(self, hotset: HotSet) -> Carried:
+        """The other image's set. Unsupported when both are one image."""
+        if image_key([layer.digest for layer in self._layers]) == hotset.image_key:
+            raise Unsupported(
+                f"{hotset.image_key} is the key of both: images with the same layers share their hot sets"
+            )
+        then = [self._names.get(layer, {}) for layer in hotset.layers]
+        return _Carrying(hotset, then, self._layers, [self._names[layer] for layer in self._layers]).run()
 
 
 class _Carrying:
-    """One call of `carry`."""
+    """One set's way."""
 
     def __init__(
         self, hotset: HotSet, old: Sequence[_Names], layers: Sequence[HotLayer], new: Sequence[_Names]
@@ -192,10 +206,6 @@ class _Files:
             if file.start >= extent.end:
                 return
             yield paths, file, max(extent.start, file.start), min(extent.end, file.end)
-
-
-def _names(metadata: bytes) -> _Names:
-    return {entry.path: _name(entry) for entry in walk(metadata)}
 
 
 def _name(entry: Entry) -> _Name:

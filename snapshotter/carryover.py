@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from blockindex.carry import Carried, LayerTree, carry
+from blockindex.carry import Carried, Carrier, LayerTree
 from blockindex.errors import BlockIndexError
 from blockindex.hotset import HotLayer, HotSet, image_key
 
@@ -78,20 +78,21 @@ def stored_tree(root: Path, digest: Digest) -> LayerTree | None:
 def carry_over(root: Path, image: str, layers: Sequence[Digest]) -> list[Summary]:
     """Give the image with these layers, all of them in the store, the hot sets of an earlier one, as far as it has none
     of that workload. Empty when there is no earlier one. SnapshotterError, BlockIndexError, OSError."""
-    store = HotStore(root)
-    new = [tree for digest in dict.fromkeys(layers) if (tree := stored_tree(root, digest)) is not None]
-    if len(new) != len(set(layers)):
+    store, key = HotStore(root), image_key(layers)
+    new = list(_stored(root, layers))
+    sets = [it for it in _earlier(root, image, layers) if store.load(key, it.workload) is None]
+    if len(new) != len(set(layers)) or not sets:
         return []
-    key, made = image_key(layers), []
-    for hotset in _earlier(root, image, layers):
-        if store.load(key, hotset.workload) is not None:
-            continue
-        digests = (Digest(layer.digest) for layer in hotset.layers)
-        old = [tree for digest in digests if (tree := stored_tree(root, digest)) is not None]
-        carried = carry(hotset, old, new)
-        if carried.hotset.extents and store.add(carried.hotset):
-            made.append(Summary.of(carried))
-    return made
+    carrier = Carrier(_stored(root, [Digest(layer.digest) for layer in sets[0].layers]), new)
+    results = [carrier.carry(hotset) for hotset in sets]
+    return [Summary.of(it) for it in results if it.hotset.extents and store.add(it.hotset)]
+
+
+def _stored(root: Path, layers: Sequence[Digest]) -> Iterator[LayerTree]:
+    for digest in dict.fromkeys(layers):
+        tree = stored_tree(root, digest)
+        if tree is not None:
+            yield tree
 
 
 def _earlier(root: Path, image: str, layers: Sequence[Digest]) -> list[HotSet]:

@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
     _add_ls(verbs)
     _add_show(verbs)
     _add_build(verbs)
+    _add_carry(verbs)
     _add_merge(verbs)
     _add_export(verbs)
     _add_import(verbs)
@@ -67,6 +68,24 @@ def _add_build(verbs: Commands) -> None:
     _add_workload(build, "default")
     _add_packing(build)
     _finish(build)
+
+
+def _add_carry(verbs: Commands) -> None:
+    text = (
+        "Make the hot sets of an image out of those of the one before it: the hot blocks of each file that both have,"
+        " at the same path or moved, those of changed files where they were. The result is a guess and has no bytes. It"
+        " goes into the node's own directory, where the next recording of the image replaces it. A node does the same"
+        " by itself where an image has no hot set and an earlier one of its repository has."
+    )
+    carry = verbs.add_parser("carry", help="hot sets of a rebuilt image", description=text)
+    carry.add_argument("old", metavar="OLD", help=f"whose hot sets: {_WHICH}")
+    carry.add_argument("new", metavar="NEW", help="image reference, oci-layout:DIR[:TAG], or a hot set of that image")
+    carry.add_argument("--indexes", metavar="DIR|URL", help="more layer indexes (default: as configured)")
+    carry.add_argument("--platform", metavar="OS/ARCH", help="of NEW, if it has several (default: this machine's)")
+    carry.add_argument("--out", metavar="FILE", type=Path, help="write the set there")
+    carry.set_defaults(run=_carry)
+    _add_workload(carry, "all")
+    _finish(carry)
 
 
 def _add_merge(verbs: Commands) -> None:
@@ -214,6 +233,12 @@ def _build(args: argparse.Namespace) -> int:
     from snapshotter.cli.hotsetbuild import build
 
     return build(args)
+
+
+def _carry(args: argparse.Namespace) -> int:
+    from snapshotter.cli.hotsetcarry import carry
+
+    return carry(args)
 
 
 def _export(args: argparse.Namespace) -> int:

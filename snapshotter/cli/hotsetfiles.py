@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from blockindex.hotpack import HotPack, decode_frame, encode_hotset
-from blockindex.hotset import fitted, merge
+from blockindex.hotset import HotSet, fitted, merge
 from snapshotter.cli.hotsetfind import Found, find, one_line, read_file
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.table import megabytes, table
@@ -17,7 +17,7 @@ from snapshotter.config import load_config
 from snapshotter.errors import NotFound, UserError
 from snapshotter.hotstore import HotStore
 
-__all__ = ["check_frames", "import_sets", "merge_files", "remove"]
+__all__ = ["check_frames", "import_sets", "merge_files", "remove", "write_file"]
 
 
 def merge_files(args: argparse.Namespace) -> int:
@@ -25,13 +25,7 @@ def merge_files(args: argparse.Namespace) -> int:
     sets = [read_file(path).pack.hotset for path in args.files]
     with one_line(args.out):
         merged = fitted(merge(sets, min_share=args.min_share))
-        data = encode_hotset(merged)
-        temporary = args.out.with_name(f".{args.out.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(data)
-            temporary.rename(args.out)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_file(args.out, merged)
     if args.json:
         document = {
             "path": str(args.out),
@@ -46,6 +40,17 @@ def merge_files(args: argparse.Namespace) -> int:
         hot = megabytes(merged.hot_bytes)
         print(f"{args.out}: {hot} in {len(merged.extents)} extents, of {merged.records} recordings")
     return 0
+
+
+def write_file(path: Path, hotset: HotSet) -> None:
+    """Write a set without its bytes into a file of any name, whole or not at all."""
+    data = encode_hotset(hotset)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def import_sets(args: argparse.Namespace) -> int:

@@ -50,6 +50,7 @@ def ls(args: argparse.Namespace) -> int:
             pack = read_file(path).pack
             row |= {
                 "records": pack.hotset.records,
+                "carried_from": pack.hotset.carried_from,
                 "extents": len(pack.hotset.extents),
                 "hot_bytes": pack.hotset.hot_bytes,
                 "codec": pack.codec.value,
@@ -77,7 +78,8 @@ def _cells(row: dict[str, object]) -> tuple[str, ...]:
     assert isinstance(hot, int) and isinstance(size, int) and isinstance(written, float) and isinstance(images, list)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written))
     names = ", ".join(images) or "-"
-    return (*start, str(row["records"]), megabytes(hot), str(row["codec"]), megabytes(size), when, names)
+    carried = f" (carried from {str(row['carried_from'])[7:19]})" if row["carried_from"] else ""
+    return (*start, f"{row['records']}{carried}", megabytes(hot), str(row["codec"]), megabytes(size), when, names)
 
 
 def show(args: argparse.Namespace) -> int:
@@ -132,6 +134,7 @@ def _document(found: Found, indexes: dict[HotLayer, LayerIndex | None], depth: i
         "manifest": hotset.manifest,
         "workload": hotset.workload,
         "records": hotset.records,
+        "carried_from": hotset.carried_from,
         "seconds": hotset.extents[-1].time_ms / 1000 if hotset.extents else 0.0,
         "extents": len(hotset.extents),
         "hot_bytes": hotset.hot_bytes,
@@ -202,6 +205,7 @@ def _text(document: dict[str, object]) -> str:
     rows = [
         ("image key", document["image_key"]),
         ("manifest", document["manifest"] or "not known"),
+        *([("carried", f"from {document['carried_from']}")] if document["carried_from"] else []),
         ("workload", f"{document['workload']}, {document['records']} recordings, {seconds:.1f} s"),
         ("hot", f"{megabytes(hot)} of {megabytes(total)} in {document['extents']} extents"),
         (

@@ -18,8 +18,9 @@ from snapshotter.imagesource import Layout
 from snapshotter.registry import Registry, parse_reference
 from snapshotter.trust.keys import SecretKey
 from snapshotter.trust.statement import statement
-from tests.snapshotter.dockerregistry import docker_registry
+from tests.registries import Front, docker_registry, go_registry
 from tests.snapshotter.imagesource.layouts import OCI, LayoutWriter, tagged
+from tests.snapshotter.rangeserver import Request, Reset, Status
 from tests.snapshotter.test_publish import APP, ARM, BASE, NEW, _recorded, images, mistake, said
 
 Out = pytest.CaptureFixture[str]
@@ -28,6 +29,13 @@ Out = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with docker_registry(tmp_path_factory.mktemp("registry")) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[str]:
+    """Another registry, which has the referrers API."""
+    with go_registry(announce=True) as it:
         yield it
 
 
@@ -66,11 +74,11 @@ def blobs_of(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.system
-def test_over_an_air_gap(host: str, layout: Path, tmp_path: Path, capsys: Out) -> None:
-    """Registry, layout, another registry's repository: image and artifacts are all there, signatures hold."""
+def test_over_an_air_gap(host: str, other: str, layout: Path, tmp_path: Path, capsys: Out) -> None:
+    """Registry, layout, another registry: image and artifacts are all there, signatures hold."""
     SecretKey.generate().save(tmp_path / "key.pem")
     public = SecretKey.load(tmp_path / "key.pem").public
-    outside, gap, inside = f"{host}/outside/app:v1", tmp_path / "gap", f"{host}/inside/app:7"
+    outside, gap, inside = f"{host}/outside/app:v1", tmp_path / "gap", f"{other}/inside/app:7"
     said(capsys, "copy", f"oci-layout:{layout}:v1", outside)
     said(capsys, "index", "publish", outside, "--key", tmp_path / "key.pem")
     both = images(layout, "v1")
@@ -143,6 +151,28 @@ def test_artifacts_of_an_image_that_was_there_before(host: str, layout: Path, ca
     with closing(Registry(RegistryConfig())) as registry:
         place = RegistryPlace(registry, parse_reference(target))
         assert [len(place.held(image_name(image))) for image in images(layout, "v1")] == [1, 1]
+
+
+@pytest.mark.system
+def test_a_network_with_faults(host: str, layout: Path, capsys: Out) -> None:
+    """Uploads begin anew; no blob arrives damaged."""
+    seen: set[str] = set()
+
+    def fault(request: Request) -> Reset | Status | None:
+        what = request.path.partition("digest=")[2] or request.path  # each attempt of an upload has a URL of its own
+        if request.method not in ("POST", "PUT") or what in seen:
+            return None
+        seen.add(what)
+        return Reset(-1) if len(seen) % 3 == 1 else Status(503) if len(seen) % 3 == 2 else None
+
+    said(capsys, "index", "publish", f"oci-layout:{layout}")
+    with Front(host, fault) as front:
+        done = said(capsys, "copy", f"oci-layout:{layout}", f"{front.host}/faults/app:1")
+    assert done["blobs"]["sent"] == len(all_blobs(layout)) and len(done["artifacts"]) == 2 and len(seen) > 10
+    with closing(Registry(RegistryConfig())) as registry:
+        for name in sorted(all_blobs(layout)):
+            data = Layout(layout).path(name).read_bytes()
+            assert b"".join(registry.blob(f"{host}/faults/app", name).stream(0, len(data))) == data
 
 
 def test_between_layouts(layout: Path, tmp_path: Path, capsys: Out) -> None:

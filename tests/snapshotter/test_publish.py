@@ -27,7 +27,7 @@ from snapshotter.model import Digest
 from snapshotter.registry import Registry, parse_reference
 from snapshotter.trust.keys import SecretKey
 from snapshotter.trust.statement import statement
-from tests.snapshotter.dockerregistry import PASSWORD, docker_registry, htpasswd
+from tests.registries import Front, Tokens, docker_registry
 from tests.snapshotter.images import gzip_layer
 from tests.snapshotter.imagesource.layouts import LayoutWriter, archive_of, tagged, write_archive
 
@@ -323,17 +323,17 @@ def test_mistakes_in_the_call(argv: list[str], words: str, capsys: Out) -> None:
 
 
 @pytest.mark.system
-def test_a_registry_that_does_not_let_us_in(layout: Path, tmp_path: Path, home: Path, capsys: Out) -> None:
-    """The line says where credentials were looked for, and what else could be done."""
-    (tmp_path / "private").mkdir()
-    with docker_registry(tmp_path / "private", **htpasswd(tmp_path)) as host:
-        argv = ("index", "publish", f"oci-layout:{layout}:v2", "--to", f"{host}/a/b")
+def test_a_registry_that_does_not_let_us_in(host: str, layout: Path, home: Path, capsys: Out) -> None:
+    """Anybody may pull, as of a public image. The line says where credentials were looked for, and what else could be
+    done; it comes before any layer is read."""
+    with Front(host, tokens=Tokens({"me": "pw"})) as front:
+        argv = ("index", "publish", f"oci-layout:{layout}:v2", "--to", f"{front.host}/five/app")
         code, line = mistake(capsys, *argv)
-        assert code == 1 and f"cannot write to {host}/a/b: " in line
-        assert f"no credentials for it in {home}/.docker/config.json" in line
+        assert code == 1 and f"cannot write to {front.host}/five/app: " in line
+        assert f"{home}/.docker/config.json" in line
         assert "log in with `docker login`, or publish elsewhere with --to HOST/REPOSITORY or --to DIR" in line
         (home / ".docker").mkdir()
-        login = {"auths": {host: {"auth": base64.b64encode(f"me:{PASSWORD}".encode()).decode()}}}
+        login = {"auths": {front.host: {"auth": base64.b64encode(b"me:pw").decode()}}}
         (home / ".docker" / "config.json").write_text(json.dumps(login))
         assert outcome(said(capsys, *argv))[0][1] == "published"
 

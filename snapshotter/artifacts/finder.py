@@ -7,7 +7,7 @@ says of itself is a hint; the manifest decides, and its bytes have to have the d
 names a digest is not believed.
 
 404, a web page, a redirect to a login, any 4xx: none. All but 404 are said once for each repository, until it answers
-as it should again.
+as it should again. A host that does not answer, or says that it cannot, is left alone for a while.
 """
 
 import logging
@@ -29,7 +29,7 @@ from snapshotter.artifacts.referrers import (
     parse_referrers,
     parse_tags,
 )
-from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
+from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, Transient
 from snapshotter.log import fields
 from snapshotter.model import Digest
 from snapshotter.registry.answers import status_error
@@ -39,6 +39,7 @@ from snapshotter.registry.reference import ImageRef
 __all__ = ["Finder", "Found"]
 
 _NO_API_S = 3600.0  # how long a host without the referrers API is not asked for it again
+_DOWN_S = 10.0  # how long a host in trouble is left alone, unless it says itself
 _PAGES = 16
 _MOST_JUDGED = 8  # entries of a list whose manifests are looked at for one artifact
 _MOST_LISTED = 64  # artifacts of one image
@@ -81,6 +82,7 @@ class Finder:
         self._lists: Answers[tuple[Referrer, ...]] = Answers(timeout_s, absent_s, clock)
         self._lock = threading.Lock()
         self._no_api: dict[str, float] = {}  # host -> until when it is not asked for the referrers API
+        self._down: dict[str, float] = {}  # host -> until when it is left alone
         self._said: set[str] = set()  # repositories whose trouble was said
 
     def __repr__(self) -> str:
@@ -215,12 +217,17 @@ class Finder:
 
     def _tried(self, place: ImageRef, work: Callable[[], _T]) -> _T | None:
         """What `work` gives, or None. Trouble is said once, until the repository has answered as it should."""
+        with self._lock:
+            if self._down.get(place.host, 0.0) > self._clock():
+                return None
         try:
             result = work()
         except NotFound:
             result = None
         except SnapshotterError as exc:
             with self._lock:
+                if isinstance(exc, Transient):
+                    self._down[place.host] = self._clock() + (exc.retry_after_s or _DOWN_S)
                 said = str(place) in self._said
                 self._said.add(str(place))
             if not said:

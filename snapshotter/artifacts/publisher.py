@@ -39,6 +39,7 @@ from snapshotter.artifacts.referrers import (
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
 from snapshotter.log import fields
 from snapshotter.model import Digest
+from snapshotter.registry.manifest import ACCEPT
 from snapshotter.registry.push import Pusher
 from snapshotter.registry.reference import ImageRef
 
@@ -111,10 +112,10 @@ def _look(pusher: Pusher, repository: ImageRef, artifact: Artifact, tags: tuple[
         listed = _referrers(pusher, repository, artifact.subject.digest)
         api = listed is not None
         if listed is None:
-            listed = _parsed(_manifest(pusher, repository, fallback_tag(artifact.subject.digest), REFERRERS_TYPE))
+            listed = _parsed(_manifest(pusher, repository, fallback_tag(artifact.subject.digest)))
     tagged = {}
     for tag in tags:
-        body = _manifest(pusher, repository, tag, MANIFEST_TYPE)
+        body = _manifest(pusher, repository, tag)
         if body is not None:
             tagged[tag] = (digest_of(body), body, _decoded(body))
     return _Before(tagged, listed or [], api)
@@ -141,7 +142,7 @@ def _superseded(
     may_be = [one for one in before.listed if one.may_be(artifact.kind, artifact.image_key, artifact.workload)]
     for entry in may_be[:_MOST_JUDGED]:
         if entry.digest not in old and entry.digest != digest:
-            body = _manifest(pusher, repository, entry.digest, MANIFEST_TYPE)
+            body = _manifest(pusher, repository, entry.digest)
             old[entry.digest] = _decoded(body) if body is not None else None
     return [there for there, known in old.items() if there != digest and _replaces(artifact, known)]
 
@@ -161,7 +162,7 @@ def _keep_fallback(
     entry = referrer_of(artifact, body, digest_of(body))
     try:
         for count in range(_FALLBACK_TRIES):
-            there = _manifest(pusher, repository, tag, REFERRERS_TYPE)
+            there = _manifest(pusher, repository, tag)
             wanted = rewritten(there, entry, superseded)
             if wanted is None:
                 return
@@ -169,7 +170,7 @@ def _keep_fallback(
             try:
                 pusher.put_manifest(repository, tag, wanted, REFERRERS_TYPE)
             except (InvalidArgument, NotFound):  # registries want every manifest of an index to be there
-                gone = [one for one in digests(wanted) if _manifest(pusher, repository, one, "*/*") is None]
+                gone = [one for one in digests(wanted) if _manifest(pusher, repository, one) is None]
                 pusher.put_manifest(repository, tag, without(wanted, gone), REFERRERS_TYPE)
     except SnapshotterError as exc:
         log.warning(
@@ -202,8 +203,9 @@ def _referrers(pusher: Pusher, repository: ImageRef, subject: Digest) -> list[Re
         return None
 
 
-def _manifest(pusher: Pusher, repository: ImageRef, target: str, accept: str) -> bytes | None:
-    answer = pusher.get(repository, f"manifests/{target}", accept, f"manifest {target} of {_name(repository)}")
+def _manifest(pusher: Pusher, repository: ImageRef, target: str) -> bytes | None:
+    """Whatever is there: a registry hides from us what we do not say we accept, and we would write over it."""
+    answer = pusher.get(repository, f"manifests/{target}", ACCEPT, f"manifest {target} of {_name(repository)}")
     return answer[0] if answer is not None else None
 
 

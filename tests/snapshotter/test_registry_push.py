@@ -22,7 +22,9 @@ from tests.snapshotter.rangeserver import Action, RangeServer, Request, Reset, S
 
 pytestmark = pytest.mark.system
 
-CONFIG = RegistryConfig(hosts_dir="", docker_config="/nonexistent", connect_timeout_s=20.0, read_timeout_s=20.0)
+CONFIG = RegistryConfig(
+    hosts_dir="", docker_config="/nonexistent/config.json", connect_timeout_s=20.0, read_timeout_s=20.0
+)
 DATA = random.Random(5).randbytes(700_000)
 DIGEST = digest_of(DATA)
 OCI = "application/vnd.oci.image.manifest.v1+json"

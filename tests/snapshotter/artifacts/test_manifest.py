@@ -3,6 +3,7 @@
 import base64
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,17 @@ def test_the_table_of_the_format() -> None:
     assert [layer["mediaType"] for layer in index["layers"]] == ["application/vnd.bootseer.layerindex.v1.bsi"] * 2
     assert index["layers"][1]["annotations"] == {"dev.bootseer.layer": digest("layer 1")}
     assert index["annotations"] == {"dev.bootseer.image-key": KEY}
+
+
+def test_the_format_names_all_that_is_written() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "format.md").read_text().split("## Artifact")[1]
+    written = [json.loads(encode(replace(one, signatures=SIGNATURES, created=1))) for one in (INDEX, SET)]
+    names = {name for document in written for name in document if name not in ("schemaVersion", "annotations")}
+    for document in written:
+        names |= {document["mediaType"], document["artifactType"], *document["annotations"]}
+        for layer in document["layers"]:
+            names |= {layer["mediaType"], *layer.get("annotations", {})}
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 
 
 def test_tags() -> None:

@@ -25,14 +25,13 @@ from snapshotter.artifacts.referrers import (
     REFERRERS_TYPE,
     Referrer,
     fallback_tag,
-    next_page,
     parse_referrers,
     parse_tags,
 )
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, Transient
 from snapshotter.log import fields
 from snapshotter.model import Digest
-from snapshotter.registry.answers import status_error
+from snapshotter.registry.answers import next_page, status_error
 from snapshotter.registry.client import Registry
 from snapshotter.registry.reference import ImageRef
 
@@ -213,7 +212,7 @@ class Finder:
             if reply.headers.get("Content-Type", "").startswith("text/html"):
                 raise InvalidArgument(f"{reply.what}: a web page came")
             root = f"{endpoint.url}/{place.repository}/"
-            return reply.read_all(MANIFEST_BYTES), next_page(root, reply.url, reply.headers.get("Link", ""))
+            return reply.read_all(MANIFEST_BYTES), next_page(root, reply.url, reply.headers)
 
     def _tried(self, place: ImageRef, work: Callable[[], _T]) -> _T | None:
         """What `work` gives, or None. Trouble is said once, until the repository has answered as it should."""

@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from urllib.parse import urlencode
 
 from snapshotter.artifacts.manifest import (
     CONFIG,
@@ -25,7 +26,7 @@ from snapshotter.artifacts.manifest import (
     encode,
     place_tags,
 )
-from snapshotter.artifacts.model import Artifact, Blob
+from snapshotter.artifacts.model import Artifact, Blob, Kind
 from snapshotter.artifacts.referrers import (
     REFERRERS_TYPE,
     Referrer,
@@ -47,6 +48,7 @@ __all__ = ["Published", "publish"]
 
 _FALLBACK_TRIES = 6  # 20 publishers at once lose each other's entries about twice
 _FALLBACK_PAUSE_S = 0.3  # at most, times the number of the try
+_PAGES = 64  # of a list of referrers
 _MOST_JUDGED = 32  # entries of a list that do not say what they are, and are looked at one by one
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,6 @@ class _Before:
 
     tagged: dict[str, tuple[Digest, bytes, Artifact | None]]
     listed: list[Referrer]
-    api: bool
 
 
 def publish(
@@ -92,7 +93,7 @@ def publish(
     superseded = _superseded(pusher, repository, artifact, before, digest)
     referrers = False
     if artifact.subject is not None:
-        referrers = told or _listed(pusher, repository, artifact.subject.digest, digest)
+        referrers = told or _listed(pusher, repository, artifact.subject.digest, artifact.kind, digest)
         if not referrers:
             _keep_fallback(pusher, repository, artifact, body, superseded)
     for old in superseded:
@@ -107,10 +108,8 @@ def publish(
 def _look(pusher: Pusher, repository: ImageRef, artifact: Artifact, tags: tuple[str, ...]) -> _Before:
     """First the list, then the tags: what is listed, and not at its tag any more, is superseded."""
     listed: list[Referrer] | None = None
-    api = False
     if artifact.subject is not None:
-        listed = _referrers(pusher, repository, artifact.subject.digest)
-        api = listed is not None
+        listed = _referrers(pusher, repository, artifact.subject.digest, artifact.kind)
         if listed is None:
             listed = _parsed(_manifest(pusher, repository, fallback_tag(artifact.subject.digest)))
     tagged = {}
@@ -118,7 +117,7 @@ def _look(pusher: Pusher, repository: ImageRef, artifact: Artifact, tags: tuple[
         body = _manifest(pusher, repository, tag)
         if body is not None:
             tagged[tag] = (digest_of(body), body, _decoded(body))
-    return _Before(tagged, listed or [], api)
+    return _Before(tagged, listed or [])
 
 
 def _put_blobs(
@@ -188,19 +187,26 @@ def _delete(pusher: Pusher, repository: ImageRef, digest: Digest) -> None:
     log.info("artifact.superseded %s", fields(repository=_name(repository), digest=digest, deleted=gone))
 
 
-def _listed(pusher: Pusher, repository: ImageRef, subject: Digest, digest: Digest) -> bool:
+def _listed(pusher: Pusher, repository: ImageRef, subject: Digest, kind: Kind, digest: Digest) -> bool:
     """Whether the referrers API has the artifact. Not every registry that has it says so when it answers a PUT."""
-    return any(one.digest == digest for one in _referrers(pusher, repository, subject) or ())
+    return any(one.digest == digest for one in _referrers(pusher, repository, subject, kind) or ())
 
 
-def _referrers(pusher: Pusher, repository: ImageRef, subject: Digest) -> list[Referrer] | None:
-    """The first page of what the referrers API lists; None where there is no such API."""
+def _referrers(pusher: Pusher, repository: ImageRef, subject: Digest, kind: Kind) -> list[Referrer] | None:
+    """What the referrers API lists; None where there is no such API."""
     what = f"referrers of {subject} in {_name(repository)}"
-    answer = pusher.get(repository, f"referrers/{subject}", REFERRERS_TYPE, what)
-    try:
-        return parse_referrers(answer[0]) if answer is not None else None
-    except InvalidArgument:
-        return None
+    path = f"referrers/{subject}?{urlencode({'artifactType': kind.value})}"
+    found: list[Referrer] | None = None
+    for _ in range(_PAGES):
+        body, following = pusher.get(repository, path, REFERRERS_TYPE, what) or (b"", None)
+        try:
+            found = [*(found or ()), *parse_referrers(body)]
+        except InvalidArgument:  # not even JSON, if there was no answer
+            return found
+        if following is None:
+            return found
+        path = following
+    return found
 
 
 def _manifest(pusher: Pusher, repository: ImageRef, target: str) -> bytes | None:

@@ -5,10 +5,8 @@ is written again; entries that make no sense are passed over when it is read.
 """
 
 import json
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from urllib.parse import urljoin
 
 from snapshotter.artifacts.manifest import IMAGE_KEY, MANIFEST_BYTES, MANIFEST_TYPE, WORKLOAD
 from snapshotter.artifacts.model import Artifact, Kind
@@ -21,7 +19,6 @@ __all__ = [
     "Referrer",
     "digests",
     "fallback_tag",
-    "next_page",
     "parse_referrers",
     "parse_tags",
     "referrer_of",
@@ -32,7 +29,6 @@ __all__ = [
 REFERRERS_TYPE = "application/vnd.oci.image.index.v1+json"
 _CREATED = "org.opencontainers.image.created"
 _MAX_ENTRIES = 10_000
-_LINK = re.compile(r'<([^>]*)>\s*;[^,]*\brel="?next"?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +113,6 @@ def parse_tags(body: bytes) -> list[str]:
         raise InvalidArgument("list of tags: is not JSON") from exc
     names = document.get("tags") if isinstance(document, dict) else None
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def next_page(root: str, url: str, link: str) -> str | None:
-    """The path below `root` of the page after the one at `url`, by its Link header; None where this was the last, or
-    the next would be somewhere else, where our credentials are nobody's business."""
-    match = _LINK.search(link)
-    try:
-        following = urljoin(url, match[1]) if match else ""
-    except ValueError:
-        return None
-    return following.removeprefix(root) if following.startswith(root) and following != url else None
 
 
 def _index(entries: list[dict[str, object]]) -> bytes:

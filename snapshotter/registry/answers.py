@@ -1,4 +1,4 @@
-"""What an HTTP answer means, as pure functions: status to typed error, Retry-After, Content-Range.
+"""What an HTTP answer means, as pure functions: status to typed error, Retry-After, Content-Range, Link.
 
 No socket here, so every rule is tested with plain values. The one table of status codes is `status_error`.
 """
@@ -8,12 +8,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from urllib.parse import urljoin
 
 from snapshotter.errors import Denied, InvalidArgument, NotFound, SnapshotterError, Transient
 
-__all__ = ["BodyPlan", "plan_body", "status_error", "total_size"]
+__all__ = ["BodyPlan", "next_page", "plan_body", "status_error", "total_size"]
 
 _MAX_RETRY_AFTER_S = 3600.0
+_NEXT = re.compile(r'<([^>]*)>\s*;[^,]*\brel="?next"?')
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)", re.IGNORECASE)
 
 
@@ -78,6 +80,17 @@ def total_size(status: int, headers: Mapping[str, str]) -> int | None:
         return int(match[3]) if match is not None and match[3] != "*" else None
     length = headers.get("Content-Length", "")
     return int(length) if status == 200 and length.isascii() and length.isdigit() else None
+
+
+def next_page(root: str, url: str, headers: Mapping[str, str]) -> str | None:
+    """The path below `root` of the page after the one at `url`, by the Link header of its answer; None where this was
+    the last, or the next would be somewhere else, where our credentials are nobody's business."""
+    match = _NEXT.search(headers.get("Link", ""))
+    try:
+        following = urljoin(url, match[1]) if match else ""
+    except ValueError:
+        return None
+    return following.removeprefix(root) if following.startswith(root) and following != url else None
 
 
 def _to_end(start: int, end: int | None, total: int | None) -> int | None:

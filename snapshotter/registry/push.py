@@ -15,12 +15,12 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 from snapshotter.errors import Denied, InvalidArgument, NotFound, Transient
 from snapshotter.log import fields
 from snapshotter.model import Digest
-from snapshotter.registry.answers import status_error
+from snapshotter.registry.answers import next_page, status_error
 from snapshotter.registry.auth import DELETE
 from snapshotter.registry.client import Registry
 from snapshotter.registry.endpoint import Endpoint
 from snapshotter.registry.reference import ImageRef
-from snapshotter.registry.transport import Reply, Upload
+from snapshotter.registry.transport import PIECE_BYTES, Reply, Upload
 
 __all__ = ["Pusher"]
 
@@ -83,15 +83,18 @@ class Pusher:
         path = f"blobs/uploads/?{urlencode({'mount': digest, 'from': source})}"
         return self._again(lambda: self._begin(ref, path, what) is None)
 
-    def get(self, ref: ImageRef, path: str, accept: str, what: str) -> tuple[bytes, Mapping[str, str]] | None:
-        """The answer's body and headers, or None for whatever answer is no 200: what is asked for is then not there."""
+    def get(self, ref: ImageRef, path: str, accept: str, what: str) -> tuple[bytes, str | None] | None:
+        """The answer's body, and the path of the page after it, if it is a page; None for whatever answer is no 200:
+        what is asked for is then not there."""
 
-        def ask() -> tuple[bytes, Mapping[str, str]] | None:
-            with self._registry.write("GET", ref, path, {"Accept": accept}, what)[0] as reply:
+        def ask() -> tuple[bytes, str | None] | None:
+            reply, endpoint = self._registry.write("GET", ref, path, {"Accept": accept}, what)
+            with reply:
                 error = status_error(reply.status, reply.headers, reply.what)
                 if reply.status != 200 and isinstance(error, Transient):
                     raise error
-                return (reply.read_all(_ANSWER_BYTES), reply.headers) if reply.status == 200 else None
+                following = next_page(f"{endpoint.url}/{ref.repository}/", reply.url, reply.headers)
+                return (reply.read_all(_ANSWER_BYTES), following) if reply.status == 200 else None
 
         return self._again(ask)
 
@@ -99,9 +102,11 @@ class Pusher:
         """Write a manifest under a tag or its digest; gives the headers of the answer."""
         what = f"push of manifest {target} to {_name(ref)}"
 
+        body = data if len(data) <= PIECE_BYTES else Upload(len(data), lambda: iter((data,)), what)
+
         def put() -> Mapping[str, str]:
             path = f"manifests/{quote(target, safe=':')}"
-            with self._registry.write("PUT", ref, path, {"Content-Type": media_type}, what, data)[0] as reply:
+            with self._registry.write("PUT", ref, path, {"Content-Type": media_type}, what, body)[0] as reply:
                 _expect(reply, 201, 200, 202, 204)
                 return reply.headers
 

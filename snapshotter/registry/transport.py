@@ -28,10 +28,13 @@ from snapshotter.registry.connections import Adapter, StaleConnection
 from snapshotter.registry.endpoint import DIRECT, Line, is_loopback
 from snapshotter.registry.trust import TlsContexts
 
-__all__ = ["CHUNK_BYTES", "Reply", "Transport", "Upload", "origin"]
+__all__ = ["CHUNK_BYTES", "PIECE_BYTES", "Reply", "Transport", "Upload", "origin"]
 
 CHUNK_BYTES = 256 * 1024
 """Most bytes of one chunk: a chunk is what one recv yields, so that a decoder gets its bytes early."""
+
+PIECE_BYTES = 64 * 1024
+"""Most bytes that are sent by one call: a call gets the connect time-out for all of it, which a slow link must keep."""
 
 _MAX_HOPS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -138,7 +141,8 @@ class Upload:
             left -= len(chunk)
             if left < 0:
                 break
-            yield chunk
+            view = memoryview(chunk)
+            yield from (bytes(view[start : start + PIECE_BYTES]) for start in range(0, len(chunk), PIECE_BYTES))
         if left:
             raise InvalidArgument(f"{self._what}: has {'more' if left < 0 else 'less'} than its {self._size} bytes")
 

@@ -16,6 +16,7 @@ from snapshotter.config import RegistryConfig
 from snapshotter.errors import Denied, InvalidArgument, NotFound, Precondition, Transient
 from snapshotter.registry import ImageRef, Registry, parse_reference
 from snapshotter.registry.push import Pusher
+from snapshotter.registry.transport import PIECE_BYTES, Upload
 from tests.registries import Front, Tokens, docker_registry, go_registry
 from tests.snapshotter.certificates import Authority
 from tests.snapshotter.rangeserver import Action, RangeServer, Request, Reset, Status
@@ -79,7 +80,7 @@ def test_blobs_and_manifests(backend: str) -> None:
         assert push.has_blob(ref, DIGEST)
         push.put_blob(ref, digest_of(b""), 0, lambda: iter(()))
         assert b"".join(registry.blob(str(ref), DIGEST).stream(0, None)) == DATA
-        body = manifest_of(DIGEST, len(DATA))
+        body = manifest_of(DIGEST, len(DATA)) + b" " * PIECE_BYTES
         push.put_manifest(ref, "one", body, OCI)
         push.put_manifest(ref, digest_of(body), body, OCI)
         assert registry.resolve(f"{ref}:one").digest == digest_of(body)
@@ -105,6 +106,12 @@ def test_a_blob_that_is_not_what_was_said(backend: str) -> None:
         assert not push.has_blob(ref, digest)
         push.put_blob(ref, digest, len(right), lambda: chunks(right))
         assert push.has_blob(ref, digest), "the connections are fit for use after that"
+
+
+def test_a_blob_is_sent_in_pieces() -> None:
+    """One call has the connect time-out for all that it sends."""
+    pieces = list(Upload(len(DATA), lambda: iter((DATA,)), "upload"))
+    assert b"".join(pieces) == DATA and max(map(len, pieces)) == PIECE_BYTES
 
 
 def test_mounting(backend: str) -> None:

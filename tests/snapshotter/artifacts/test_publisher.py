@@ -48,7 +48,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def go_backend() -> Iterator[str]:
-    with go_registry() as host:
+    with go_registry(page=2) as host:
         yield host
 
 
@@ -103,10 +103,11 @@ def test_all_of_it_is_there(backend: tuple[str, bool], subject: Subject | None) 
 
 def test_a_referrers_api_that_is_not_announced(go_backend: str) -> None:
     ref = repository(go_backend)
-    published, written = put(go_backend, ref, layer_index())
-    assert published.referrers and not any(one.endswith(fallback_tag(SUBJECT.digest)) for one in written)
-    again, written = put(go_backend, ref, layer_index())
-    assert again == replace(published, existed=True) and written == []
+    for workload in "abcde":
+        published, written = put(go_backend, ref, hot_set(workload))
+        assert published.referrers and not any(one.endswith(fallback_tag(SUBJECT.digest)) for one in written)
+        again, written = put(go_backend, ref, hot_set(workload))
+        assert again == replace(published, existed=True) and written == []
 
 
 def test_equal_content_is_not_written_again(backend: tuple[str, bool]) -> None:

@@ -135,8 +135,8 @@ ELSEWHERE = {
 }
 CLIENTS = {FETCH, *(case.command for case in CASES)}
 """Run by tests/clients."""
-GUIDES = {it for name in ("node-setup.md", "nerdctl.md") for it in commands(DOCS[name])}
-"""Run by tests/clients/test_guides.py, which takes care that it leaves none out."""
+GUIDES = {it for name in ("node-setup.md", "nerdctl.md", "publish.md") for it in commands(DOCS[name])}
+"""Run by tests/clients/test_guides.py and tests/test_publishing_guide.py, which take care that they leave none out."""
 SESSION = commands(DOCS["README.md"].split("## A session")[1].split("\n## ")[0])
 SITE = {
     *SESSION,

@@ -21,7 +21,7 @@ from snapshotter.trust.statement import statement
 from tests.registries import Front, docker_registry, go_registry
 from tests.snapshotter.imagesource.layouts import OCI, LayoutWriter, tagged
 from tests.snapshotter.rangeserver import Request, Reset, Status
-from tests.snapshotter.test_publish import APP, ARM, BASE, NEW, _recorded, images, mistake, said
+from tests.snapshotter.test_publish import APP, ARM, BASE, NEW, images, mistake, record, said
 
 Out = pytest.CaptureFixture[str]
 
@@ -84,7 +84,7 @@ def test_over_an_air_gap(host: str, other: str, layout: Path, tmp_path: Path, ca
     both = images(layout, "v1")
     for image, last in zip(both, (APP, ARM), strict=True):
         for workload in ("default", "train"):
-            _recorded(image, [BASE, last], workload, tmp_path / "sets", packed=True)
+            record(image, [BASE, last], workload, tmp_path / "sets", packed=True)
     said(capsys, "hotset", "publish", outside, "--from", tmp_path / "sets", "--key", tmp_path / "key.pem")
     taken = said(capsys, "copy", outside, f"oci-layout:{gap}")
     assert taken["target"] == f"oci-layout:{gap}:v1" and taken["platforms"] == ["linux/amd64", "linux/arm64"]
@@ -160,7 +160,7 @@ def test_a_network_with_faults(host: str, layout: Path, capsys: Out) -> None:
 
     def fault(request: Request) -> Reset | Status | None:
         what = request.path.partition("digest=")[2] or request.path  # each attempt of an upload has a URL of its own
-        if request.method not in ("POST", "PUT") or what in seen:
+        if request.method not in ("POST", "PUT") or "/blobs/" not in request.path or what in seen:
             return None
         seen.add(what)
         return Reset(-1) if len(seen) % 3 == 1 else Status(503) if len(seen) % 3 == 2 else None
@@ -168,7 +168,7 @@ def test_a_network_with_faults(host: str, layout: Path, capsys: Out) -> None:
     said(capsys, "index", "publish", f"oci-layout:{layout}")
     with Front(host, fault) as front:
         done = said(capsys, "copy", f"oci-layout:{layout}", f"{front.host}/faults/app:1")
-    assert done["blobs"]["sent"] == len(all_blobs(layout)) and len(done["artifacts"]) == 2 and len(seen) > 10
+    assert done["blobs"]["sent"] == len(all_blobs(layout)) and len(done["artifacts"]) == 2 and len(seen) > 7
     with closing(Registry(RegistryConfig())) as registry:
         for name in sorted(all_blobs(layout)):
             data = Layout(layout).path(name).read_bytes()

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -341,8 +341,8 @@ def test_a_registry_that_does_not_let_us_in(host: str, layout: Path, home: Path,
 # --- hot sets
 
 
-def _recorded(image: PlatformImage, layers: list[bytes], workload: str, directory: Path, packed: bool) -> HotSet:
-    """Put a hot set of the image into a directory of hot sets, with its bytes or without."""
+def recorded(image: PlatformImage, layers: list[bytes], workload: str) -> tuple[HotSet, list[bytes]]:
+    """A hot set of the image, and the data regions of its layers."""
     hot, regions = [], []
     for digest, blob in zip(image.layers, layers, strict=True):
         builder = LayerBuilder(digest)
@@ -351,20 +351,24 @@ def _recorded(image: PlatformImage, layers: list[bytes], workload: str, director
         data = bytearray(index.data_size)
         for offset, part in region.items():
             data[offset : offset + len(part)] = part
-        regions.append(data)
+        regions.append(bytes(data))
         hot.append(HotLayer(digest, index.block_count, index.layout()))
-    hotset = from_touches(hot, [(0, 3, 9, 0), (1, 0, 1, 5), (0, 20, 30, 10)], workload=workload)
+    return from_touches(hot, [(0, 3, 9, 0), (1, 0, 1, 5), (0, 20, 30, 10)], workload=workload), regions
 
-    def write(file: Any) -> None:
+
+def record(image: PlatformImage, layers: list[bytes], workload: str, directory: Path, packed: bool) -> None:
+    """Put a hot set of the image into a directory of hot sets, with its bytes or without."""
+    hotset, regions = recorded(image, layers, workload)
+
+    def write(file: BinaryIO) -> None:
         write_pack(
             hotset,
-            lambda it: bytes(regions[it.layer][it.start * BLOCK : it.end * BLOCK]),
+            lambda it: regions[it.layer][it.start * BLOCK : it.end * BLOCK],
             Codec.ZSTD if packed else Codec.NONE,
             file,
         )
 
     HotStore(directory).put(hotset.image_key, workload, write)
-    return hotset
 
 
 @pytest.mark.system
@@ -374,7 +378,7 @@ def test_hot_sets_beside_the_image(host: str, layout: Path, key: Path, tmp_path:
     (image,) = images(layout, "v2")
     files = tmp_path / "sets"
     for workload, packed in (("default", True), ("train", True), ("plain", False)):
-        _recorded(image, [BASE, NEW], workload, files, packed)
+        record(image, [BASE, NEW], workload, files, packed)
     done = said(capsys, "hotset", "publish", where, "--from", files, "--key", key)
     rows = {row["workload"]: row for row in done["sets"]}
     assert {name: (row["status"], row["packed"]) for name, row in rows.items()} == {
@@ -395,8 +399,8 @@ def test_hot_sets_beside_the_image(host: str, layout: Path, key: Path, tmp_path:
 def test_hot_sets_as_files(layout: Path, tmp_path: Path, capsys: Out) -> None:
     """From the node's own directory too: without its blocks, the extents alone."""
     (image,) = images(layout, "v2")
-    _recorded(image, [BASE, NEW], "default", tmp_path / "node", packed=False)
-    _recorded(image, [BASE, NEW], "train", tmp_path / "node", packed=True)
+    record(image, [BASE, NEW], "default", tmp_path / "node", packed=False)
+    record(image, [BASE, NEW], "train", tmp_path / "node", packed=True)
     (tmp_path / "c.toml").write_text(f'root = "{tmp_path}/node"\n')
     source, out = f"oci-layout:{layout}:v2", tmp_path / "out"
     argv = ["hotset", "publish", source, "--to", str(out), "--config", str(tmp_path / "c.toml")]
@@ -424,7 +428,7 @@ def test_hot_sets_that_are_not_to_be_published(layout: Path, tmp_path: Path, cap
     files.mkdir()
     code, line = mistake(capsys, "hotset", "publish", f"{source}:v2", "--from", files)
     assert code == 1 and "no hot set in" in line and "bootseer record" in line
-    _recorded(image, [BASE, NEW], "default", files, packed=True)
+    record(image, [BASE, NEW], "default", files, packed=True)
     path = files / hotset_name(image.image_key, "default")
     code, line = mistake(capsys, "hotset", "publish", f"{source}:v1", "--from", path)
     assert code == 2 and "is a hot set of another image" in line

@@ -50,6 +50,7 @@ __all__ = [
     "node_id",
     "node_name",
     "private_name",
+    "seal_of",
     "write_all",
 ]
 
@@ -85,7 +86,8 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> Non
         view, offset = view[written:], offset + written
 
 
-def _seal(metadata: bytes, index: bytes) -> str:
+def seal_of(metadata: bytes, index: bytes) -> str:
+    """What says that both are what was written."""
     return hashlib.sha256(metadata + index).hexdigest()
 
 
@@ -262,7 +264,7 @@ class Staging:
                 write_all(fd, content, 0)
             finally:
                 os.close(fd)
-        replace(record, seal=_seal(metadata, index)).save(self.directory)
+        replace(record, seal=seal_of(metadata, index)).save(self.directory)
         target = self._layers / self._name
         try:
             self.directory.rename(target)
@@ -318,7 +320,7 @@ class BlockStore:
         """Have every block of the layer checked again. SnapshotterError or OSError when what cannot be checked block
         by block did not survive whole."""
         record = LayerRecord.load(directory)
-        if _seal((directory / "meta").read_bytes(), (directory / "index").read_bytes()) != record.seal:
+        if seal_of((directory / "meta").read_bytes(), (directory / "index").read_bytes()) != record.seal:
             raise SnapshotterError("metadata or index are not what was written")
         if (directory / "data").stat().st_size != record.data_size:
             raise SnapshotterError("the data file is not as long as it was")

@@ -19,8 +19,8 @@ from snapshotter.workload.rules import parse_rules
 
 __all__ = [
     "DEFAULT_PATH",
-    "Config",
     "CacheConfig",
+    "Config",
     "ContainerdConfig",
     "CriConfig",
     "FetchConfig",
@@ -151,7 +151,6 @@ class FetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class CacheConfig:
     """How much room what is kept may take. Layers that an image on the node uses are never removed."""
 
@@ -167,6 +166,7 @@ class CacheConfig:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class HotSetConfig:
     """Where hot sets are looked for, and how their blocks are prefetched."""
 
@@ -306,10 +306,10 @@ class Config:
     )
     registry: RegistryConfig = field(default_factory=RegistryConfig, metadata={"doc": "How registries are talked to."})
     fetch: FetchConfig = field(default_factory=FetchConfig, metadata={"doc": "How missing blocks are brought in."})
-    hotset: HotSetConfig = field(
     cache: CacheConfig = field(
         default_factory=CacheConfig, metadata={"doc": "How much room layers that are not in use may take."}
     )
+    hotset: HotSetConfig = field(
         default_factory=HotSetConfig,
         metadata={"doc": "Naming a directory says that you trust it, as with [index]."},
     )

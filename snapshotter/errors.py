@@ -6,6 +6,7 @@ into errno in the FUSE server, into one line and an exit code in `cli`. Each mes
 
 __all__ = [
     "AlreadyExists",
+    "Damaged",
     "Denied",
     "InvalidArgument",
     "NotFound",
@@ -34,6 +35,10 @@ class InvalidArgument(SnapshotterError):
 
 class Precondition(SnapshotterError):
     """Sound request, wrong state: it may work once something else has changed."""
+
+
+class Damaged(SnapshotterError):
+    """What is stored is not what was written: it must not be used, and has to be fetched again."""
 
 
 class Denied(SnapshotterError):

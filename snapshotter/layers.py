@@ -32,10 +32,11 @@ from blockindex.hotset import DEFAULT_WORKLOAD
 
 from .attach import Attacher
 from .blockstore import BlockStore, LayerRecord, node_name
-from .errors import NotFound, Precondition, SnapshotterError
+from .errors import Damaged, NotFound, Precondition, SnapshotterError
+from .eviction import Expected
+from .integrity import restore_seal
 from .model import Digest, LayerRef, MountedLayer
 from .rpc import Unanswered, call
-from .eviction import Expected
 
 __all__ = ["Layers", "NoLayers"]
 
@@ -55,9 +56,9 @@ class Layers:
         self._store = store
         self._fetch = fetch_socket
         self._attacher = attacher
+        self._expected = Expected()
         self._lock = threading.Lock()
         self._watched: set[str] = set()
-        self._expected = Expected()
         self._mount_times: dict[Digest, tuple[float, float]] = {}
 
     def __repr__(self) -> str:
@@ -66,12 +67,12 @@ class Layers:
     def ensure(self, ref: LayerRef) -> MountedLayer:
         """See `LayerProvider.ensure`. A layer that has come through the same image is mounted without asking anyone;
         another image's registry is made known, since the one before may have lost the layer."""
-        started = time.monotonic()
-        directory = self._store.find(ref.digest)
         with self._expected.pull(ref.siblings):
             return self._ensure(ref)
 
     def _ensure(self, ref: LayerRef) -> MountedLayer:
+        started = time.monotonic()
+        directory = self._sound(ref.digest)
         if directory is None or ref.image not in LayerRecord.load(directory).images:
             request = {
                 "image": ref.image,
@@ -104,6 +105,39 @@ class Layers:
         except SnapshotterError as error:
             _log.info("layer.hot_state_unknown image=%s error=%r", image, str(error))
             return "none"
+
+    def _sound(self, digest: Digest) -> Path | None:
+        """The layer's directory; None where there is none, or where it was damaged beyond repair and has been dropped
+        from the store. A layer that is mounted is not: what is there of it is served on."""
+        directory = self._store.layers / node_name(digest)
+        is_mounted = directory.name in self._attacher.mounted()
+        try:
+            if self._store.find(digest) is None:
+                return None
+            if restore_seal(directory):
+                _log.warning("layer.repaired layer=%s the metadata were damaged and are written again", digest)
+        except Precondition:  # another layer with a digest that begins alike
+            raise
+        except Damaged as error:
+            if not is_mounted:
+                return self._drop(digest, error)
+            _log.error(
+                "layer.damaged layer=%s reason=%r it is in use, and served as far as it is there", digest, str(error)
+            )
+        except SnapshotterError as error:
+            if is_mounted:
+                raise
+            return self._drop(digest, error)
+        return directory
+
+    def _drop(self, digest: Digest, error: SnapshotterError) -> None:
+        name = node_name(digest)
+        _log.warning("layer.dropped name=%s reason=%r it will be fetched again", name, str(error))
+        self._ask("remove", _ANSWER_S, name=name, digest=digest)
+
+    def doubt(self, name: str, runs: Sequence[tuple[int, int]]) -> None:
+        """Have the blocks of these runs checked before they are read again, and fetched anew if they are wrong."""
+        self._ask("doubt", _ANSWER_S, name=name, runs=list(runs))
 
     def hot_state(self, image: str, layers: Sequence[str], workload: str = DEFAULT_WORKLOAD) -> str:
         """As `promote`; "unknown" when the search is not over within `_HOT_S`."""
@@ -157,12 +191,6 @@ class Layers:
             layer["mount"] = mounted.get(layer["name"], "")
         return status
 
-    def mount_times(self) -> dict[Digest, tuple[float, float]]:
-        """For each layer that this process has mounted: seconds that it took to come in, and to be mounted."""
-        with self._lock:
-            return dict(self._mount_times)
-
-    def history(self, names: Sequence[str], since: float, until: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     def expected(self) -> Set[Digest]:
         """Layers that a pull under way will ask for, or has just asked for."""
         return self._expected.current()
@@ -174,6 +202,12 @@ class Layers:
         except SnapshotterError:
             return False
 
+    def mount_times(self) -> dict[Digest, tuple[float, float]]:
+        """For each layer that this process has mounted: seconds that it took to come in, and to be mounted."""
+        with self._lock:
+            return dict(self._mount_times)
+
+    def history(self, names: Sequence[str], since: float, until: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What happened to these layers between two times (seconds since 1970), as the fetch process's journal has it;
         and its prefetches."""
         journal = self._ask("journal", _ANSWER_S, names=list(names), since=since, until=until)
@@ -253,6 +287,10 @@ class NoLayers:
     def history(self, names: Sequence[str], since: float, until: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Raises Precondition: there is nothing to tell but the reason."""
         raise Precondition(self._reason)
+
+    def doubt(self, name: str, runs: Sequence[tuple[int, int]]) -> None:
+        """Raises Precondition: stop the daemon to repair layers here."""
+        raise Precondition(f"{self._reason}; stop the daemon, then try again")
 
     def remove(self, digest: Digest) -> None:
         """Raises Precondition: stop the daemon to remove layers here."""

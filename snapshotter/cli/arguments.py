@@ -24,6 +24,7 @@ from snapshotter.cli import (
     record,
     serve,
     status,
+    verify,
 )
 from snapshotter.cli.tree import Commands
 from snapshotter.errors import UserError
@@ -81,6 +82,7 @@ def build_parser() -> "_Parser":
         explain,
         lazy,
         cache,
+        verify,
         index,
         record,
         hotset,

@@ -1,4 +1,5 @@
-"""`bootseer cache`: what the block store holds, and making room in it. Through the daemon if one runs, else itself."""
+"""`bootseer cache` and `bootseer gc`: what the block store holds, and making room in it. Through the daemon if one
+runs, else itself."""
 
 import argparse
 import json
@@ -6,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,18 +18,20 @@ from snapshotter.config import Config, load_config
 from snapshotter.errors import SnapshotterError, UserError
 from snapshotter.model import Digest
 
-__all__ = ["add", "size"]
+__all__ = ["Access", "add", "short_name", "size", "store"]
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 _UNITS["TI"] = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class _Access:
-    """The store, and how to remove one layer from it by name."""
+class Access:
+    """The store; how to remove one layer from it by name, and to have runs of its blocks checked before they are read
+    again."""
 
     layers: list[CachedLayer]
     remove: Callable[[str], None]
+    doubt: Callable[[str, Sequence[tuple[int, int]]], None]
 
 
 def add(commands: Commands) -> None:
@@ -49,12 +52,14 @@ def add(commands: Commands) -> None:
     rm.set_defaults(run=_rm)
     text = (
         "Remove layers that no image on this node uses, those unused for longest first, until the store takes no more"
-        " than SIZE. Layers in use stay even if that is too much."
+        " than SIZE. Layers in use stay even if that is too much. `bootseer gc` and `bootseer cache gc` are the same."
     )
-    gc = verbs.add_parser("gc", help="make room", description=text)
-    gc.add_argument("--max-size", metavar="SIZE", type=size, required=True, help="bytes, or as in 500M, 20G, 20Gi")
-    gc.set_defaults(run=_gc)
-    for verb in (ls, rm, gc):
+    gcs = [it.add_parser("gc", help="remove unused layers", description=text) for it in (verbs, commands)]
+    for gc in gcs:
+        help_ = "bytes, or as in 500M, 20G, 20Gi (default: 0, all unused layers)"
+        gc.add_argument("--max-size", metavar="SIZE", type=size, default=0, help=help_)
+        gc.set_defaults(run=_gc)
+    for verb in (ls, rm, *gcs):
         if verb is not ls:
             verb.add_argument("--dry-run", action="store_true", help="only say what would be removed")
         verb.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -70,8 +75,8 @@ def size(text: str) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    with _store(load_config(args.config)) as store:
-        layers = store.layers
+    with store(load_config(args.config)) as access:
+        layers = access.layers
     if args.json:
         print(json.dumps({"layers": [{**asdict(layer), "used": layer.used} for layer in layers]}, indent=2))
         return 0
@@ -94,27 +99,27 @@ def _ls(args: argparse.Namespace) -> int:
 
 
 def _rm(args: argparse.Namespace) -> int:
-    with _store(load_config(args.config)) as store:
+    with store(load_config(args.config)) as access:
         chosen, problems = [], []
         for text in args.layers:
             try:
-                chosen.append(pick(store.layers, text))
+                chosen.append(pick(access.layers, text))
             except SnapshotterError as error:
                 problems.append(str(error))
-        return _remove(store, list(dict.fromkeys(chosen)), problems, args, None)
+        return _remove(access, list(dict.fromkeys(chosen)), problems, args, None)
 
 
 def _gc(args: argparse.Namespace) -> int:
-    with _store(load_config(args.config)) as store:
-        chosen, left = plan(store.layers, args.max_size)
-        code = _remove(store, chosen, [], args, left)
-    if left > args.max_size:
+    with store(load_config(args.config)) as access:
+        chosen, left = plan(access.layers, args.max_size)
+        code = _remove(access, chosen, [], args, left)
+    if left > args.max_size > 0:
         print(f"bootseer: the layers in use take {megabytes(left)}, more than --max-size", file=sys.stderr)
     return code
 
 
 def _remove(
-    store: _Access, chosen: Sequence[CachedLayer], problems: list[str], args: argparse.Namespace, left: int | None
+    access: Access, chosen: Sequence[CachedLayer], problems: list[str], args: argparse.Namespace, left: int | None
 ) -> int:
     """Remove what was chosen, one after the other; a refusal stops no other."""
     removed = []
@@ -125,7 +130,7 @@ def _remove(
                     f"{_short(layer)} is in use by {', '.join(layer.images)}: remove that image first"
                 )
             if not args.dry_run:
-                store.remove(layer.name)
+                access.remove(layer.name)
             removed.append(layer)
         except SnapshotterError as error:
             problems.append(str(error))
@@ -144,12 +149,17 @@ def _remove(
     return 1 if problems else 0
 
 
+def short_name(digest: str, name: str) -> str:
+    """A layer for people: the beginning of its digest, or its node name where that is not known."""
+    return digest.removeprefix("sha256:")[:12] or name
+
+
 def _short(layer: CachedLayer) -> str:
-    return layer.digest.removeprefix("sha256:")[:12] or layer.name
+    return short_name(layer.digest, layer.name)
 
 
 @contextmanager
-def _store(config: Config) -> Iterator[_Access]:
+def store(config: Config) -> Iterator[Access]:
     """The store of the running daemon; without one, of the disk, with no daemon starting meanwhile."""
     from snapshotter.rpc import Unanswered, call
 
@@ -163,7 +173,11 @@ def _store(config: Config) -> Iterator[_Access]:
             raise UserError(f"{control}: the daemon runs but does not answer", exit_code=1) from error
     else:
         layers = [CachedLayer(**{**row, "images": tuple(row["images"])}) for row in rows]
-        yield _Access(layers, lambda name: call(control, "cache-remove", 120.0, name=name))
+        yield Access(
+            layers,
+            lambda name: call(control, "cache-remove", 120.0, name=name),
+            lambda name, runs: call(control, "cache-doubt", 120.0, name=name, runs=list(runs)),
+        )
         return
     from snapshotter.cli.mounts import no_daemon
 
@@ -171,25 +185,38 @@ def _store(config: Config) -> Iterator[_Access]:
         yield _offline(config.root_path)
 
 
-def _offline(root: Path) -> _Access:
-    """The store on disk while no daemon runs."""
-    from snapshotter.blockstore import BlockStore
-    from snapshotter.cache import inventory
+def _users(root: Path) -> dict[Digest, list[str]]:
+    """The images that stand on layers; where the database of snapshots is damaged, which the daemon sees to at its
+    start, one of them may stand on any."""
+    from snapshotter.blockstore import BlockStore, LayerRecord
     from snapshotter.containerd.metadata import Metadata
+    from snapshotter.containerd.salvage import damage
+
+    path = root / "metadata.db"
+    users: dict[Digest, list[str]] = {}
+    if damage(path):
+        store = BlockStore(root)
+        for name in store.names():
+            with suppress(SnapshotterError):
+                users[LayerRecord.load(store.layers / name).digest] = [f"an image, perhaps ({path} is damaged)"]
+        return users
+    if path.exists():
+        with closing(Metadata(path)) as metadata, metadata.read() as view:
+            for snapshot in view.all():
+                if snapshot.lazy is not None:
+                    users.setdefault(snapshot.lazy.ref.digest, []).append(snapshot.lazy.ref.image)
+    return users
+
+
+def _offline(root: Path) -> Access:
+    """The store on disk while no daemon runs."""
+    from snapshotter.blockstore import BlockStore, LayerFiles
+    from snapshotter.cache import inventory
     from snapshotter.kernel.mountapi import mounts
 
     if not (root / "layers").is_dir():
-        return _Access([], lambda name: None)
-    users: dict[Digest, list[str]] = {}
-    if (root / "metadata.db").exists():
-        metadata = Metadata(root / "metadata.db")
-        try:
-            with metadata.read() as view:
-                for snapshot in view.all():
-                    if snapshot.lazy is not None:
-                        users.setdefault(snapshot.lazy.ref.digest, []).append(snapshot.lazy.ref.image)
-        finally:
-            metadata.close()
+        return Access([], lambda name: None, lambda name, runs: None)
+    users = _users(root)
     below = (root / "m").resolve()
     targets = [Path(it.target) for it in mounts() if Path(it.target).parent == below]
     mounted = {path.name.partition(".")[0]: str(path) for path in targets}  # private mounts too
@@ -200,4 +227,9 @@ def _offline(root: Path) -> _Access:
             raise SnapshotterError(f"{name} is still mounted at {mounted[name]}: run `bootseer unmount` first")
         store.delete(store.set_aside(name))
 
-    return _Access(inventory(store, users, mounted), remove)
+    def doubt(name: str, runs: Sequence[tuple[int, int]]) -> None:
+        with closing(LayerFiles(store.layers / name, writable=True)) as files:
+            for start, end in runs:
+                files.distrust(start, end)
+
+    return Access(inventory(store, users, mounted), remove, doubt)

@@ -191,10 +191,9 @@ class Metadata:
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         try:
-            if path.exists() or salvage.copy_path(path).exists():
-                reason = salvage.damage(path) if path.exists() else "it is gone, and its copy is not"
-                if reason:
-                    salvage.rebuild(path, reason, _make_schema, known_ids, lose)
+            reason = salvage.damage(path)
+            if reason:
+                salvage.rebuild(path, reason, _make_schema, known_ids, lose)
             with self.write() as change:
                 _prepare_schema(change._connection, path)
         except (sqlite3.Error, OSError) as error:

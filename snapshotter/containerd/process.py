@@ -20,6 +20,7 @@ from snapshotter.blockstore import BlockStore
 from snapshotter.cache import CachedLayer, inventory, refuse_if_used
 from snapshotter.config import Config
 from snapshotter.errors import NotFound, Precondition, SnapshotterError
+from snapshotter.eviction import Evictor
 from snapshotter.hotstore import HotStore
 from snapshotter.layers import Layers, NoLayers
 from snapshotter.lazyswitch import LazySwitch
@@ -67,15 +68,19 @@ def main(config: Config, mount_fd: int) -> None:
         layers = NoLayers(str(error))
     rules = LazyRules(LazySwitch(root), config.lazy.include, config.lazy.exclude)
     access = PullAccess(config, lambda: [layer.ref.image for layer in snapshots.lazy_layers()])
-    snapshots = Snapshots(root, layers, rules.refusal, access.find_layer, starts)
+    snapshots = Snapshots(root, layers, rules.refusal, access.find_layer, starts, on_damage=stop.set)
     cache = _Cache(store, layers, snapshots)
+    evictor: Evictor | None = None
+    if isinstance(layers, Layers):
+        evictor = Evictor(config.cache, root, cache.layers, cache.remove, layers.expected, layers.is_refused)
     ops: dict[str, Handler] = {
         "status": lambda request: {
-            **_status(config, layers, snapshots, recorder),
+            **_status(config, layers, snapshots, recorder, evictor),
             "workloads": starts.status() if starts else [],
         },
         "cache": lambda request: cache.rows(),
         "cache-remove": lambda request: cache.remove(request["name"]),
+        "cache-doubt": lambda request: layers.doubt(request["name"], request["runs"]),
         "explain": lambda request: explain_container(snapshots, layers, starts, request),
         **access.ops,
     }
@@ -93,7 +98,13 @@ def main(config: Config, mount_fd: int) -> None:
     if containers is not None and starts is not None:
         containers.listen(starts.created)
     _log.info("service.ready socket=%s pid=%d", socket, os.getpid())
-    stop.wait()
+    ready()
+    if evictor is not None:
+        evictor.start()
+    while not stop.wait(_COPY_S):
+        snapshots.keep_copy()
+    if evictor is not None:
+        evictor.close()
     access.close()
     server.stop(grace=1.0).wait()
     control.close()
@@ -108,6 +119,7 @@ def main(config: Config, mount_fd: int) -> None:
 
 
 _RESTORE_S = 2.0
+_COPY_S = 5.0  # what a damaged snapshot store may lack of the latest
 
 
 def _recorder(config: Config, store: BlockStore, attacher: Attacher, layers: Layers, records: Records) -> Recorder:
@@ -153,11 +165,11 @@ class _Cache:
 
     def rows(self) -> list[dict[str, Any]]:
         """The layers of the store."""
-        return [asdict(layer) for layer in self._inventory()]
+        return [asdict(layer) for layer in self.layers()]
 
     def remove(self, name: str) -> None:
         """Remove one layer that nothing uses."""
-        layer = next((layer for layer in self._inventory() if layer.name == name), None)
+        layer = next((layer for layer in self.layers() if layer.name == name), None)
         if layer is None:
             raise NotFound(f"there is no layer {name}")
         refuse_if_used(layer)
@@ -166,12 +178,17 @@ class _Cache:
         with self._snapshots.without_layer(digest):
             self._layers.remove(digest)
 
-    def _inventory(self) -> list[CachedLayer]:
+    def layers(self) -> list[CachedLayer]:
+        """The same, as values."""
         return inventory(self._store, self._snapshots.layer_users(), self._layers.mounted())
 
 
 def _status(
-    config: Config, layers: Layers | NoLayers, snapshots: Snapshots, recorder: Recorder | None
+    config: Config,
+    layers: Layers | NoLayers,
+    snapshots: Snapshots,
+    recorder: Recorder | None,
+    evictor: Evictor | None,
 ) -> Mapping[str, Any]:
     processes = json.loads((Path(config.run) / "processes.json").read_text())
     for process in processes:
@@ -188,6 +205,7 @@ def _status(
         "lazy_off_since": LazySwitch(Path(config.root)).off_since() or "",
         "ordinary": [asdict(row) for row in snapshots.ordinary()],
         "recordings": recorder.status() if recorder else {},
+        "cache": evictor.status() if evictor else {},
         **fetch,
     }
 

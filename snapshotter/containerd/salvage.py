@@ -55,8 +55,10 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with the store in one line, empty where nothing is. Raises sqlite3.Error where that cannot be
-    said. Any process may ask at any time."""
+    """What is wrong with the store in one line, empty where nothing is or where there is none. Raises sqlite3.Error
+    where that cannot be said. Any process may ask at any time."""
+    if not path.exists():
+        return "it is gone, and its copy is not" if copy_path(path).exists() else ""
     try:
         with _open(f"file:{path}?mode=ro") as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()

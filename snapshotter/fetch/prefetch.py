@@ -154,7 +154,8 @@ class Prefetch:
     def start(self) -> None:
         """Begin to look for the hot set."""
         self._host.prefetch(+1)
-        self._host.submit(Lane.HOT, self._guarded(self._look_up))
+        lane = Lane.HOT if self.workload == DEFAULT_WORKLOAD else Lane.DEMAND  # a container is being started
+        self._host.submit(lane, self._guarded(self._look_up))
         self._host.submit(Lane.DEMAND, self._end_of_patience, delay_s=_LOOK_S)
 
     def tend(self) -> None:

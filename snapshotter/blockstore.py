@@ -96,7 +96,7 @@ class LayerRecord:
     """layer.json: sizes in bytes; `images` are the references it was pulled through, the newest last; `implied_dirs`
     those of the layer index, in layer.json as text with undecodable bytes as surrogates; `layout` the index's name of
     how the data region is laid out; `seal` the sha256 of metadata and index, one after the other (set by
-    `Staging.publish`)."""
+    `Staging.publish`); `index_from` where the index was found, empty where it was made here."""
 
     digest: Digest
     blob_size: int
@@ -106,6 +106,7 @@ class LayerRecord:
     implied_dirs: tuple[bytes, ...]
     layout: str
     seal: str = ""
+    index_from: str = ""
 
     @property
     def image_size(self) -> int:

@@ -11,9 +11,10 @@ Each registry has its own threads for streams, so that one that hangs holds up n
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -26,7 +27,7 @@ from snapshotter.blockstore import BlockStore, LayerRecord, Staging
 from snapshotter.errors import Precondition, SnapshotterError, Transient
 from snapshotter.model import BlobSource, Digest
 
-__all__ = ["Arrivals", "IndexSource"]
+__all__ = ["Arrivals", "FoundIndex", "IndexSource"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +41,29 @@ class _KeptOut(Transient):
     """The layer was kept out, and may come now."""
 
 
+@dataclass(frozen=True, slots=True)
+class FoundIndex:
+    """An encoded index, as yet unread, and where it was found."""
+
+    encoded: bytes
+    where: str
+
+
 class IndexSource(Protocol):
     """Where layer indexes of others can be found."""
 
-    def get(self, digest: Digest) -> bytes | None:
-        """The encoded index of a layer, or None when there is none to be had now. Never raises, bounded in time."""
+    def find(self, image: str, layers: Sequence[Digest], digest: Digest) -> Iterator[FoundIndex]:
+        """The indexes of a layer that are to be had now, the best first; whoever takes one asks for no more. `layers`
+        are all of the image's, empty where these are not known. Never raises, bounded in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A layer that is to come in, and all layers of the image for which it does (empty: not known)."""
+
+    image: str
+    digest: Digest
+    layers: tuple[Digest, ...]
 
 
 class Arrivals:
@@ -74,11 +93,13 @@ class Arrivals:
     def __repr__(self) -> str:
         return f"<Arrivals {len(self._under_way)} layers under way>"
 
-    def ensure(self, image: str, digest: Digest, siblings: tuple[Digest, ...]) -> Path:
+    def ensure(self, image: str, digest: Digest, siblings: Sequence[Digest], layers: Sequence[Digest] = ()) -> Path:
         """The layer's directory in the store, once it is ready. Starts the siblings too and does not wait for them.
-        Raises SnapshotterError or BlockIndexError when this layer cannot be served from the store."""
+        `layers`: all layers of the image, from the bottom up; empty where they are not known. Raises SnapshotterError
+        or BlockIndexError when this layer cannot be served from the store."""
         while True:
-            futures = [self._start(image, layer) for layer in dict.fromkeys((digest, *siblings))]
+            wanted = [_Wanted(image, layer, tuple(layers)) for layer in dict.fromkeys((digest, *siblings))]
+            futures = [self._start(layer) for layer in wanted]
             try:
                 directory = futures[0].result()
             except _KeptOut:  # it was being removed: now it may come
@@ -113,30 +134,29 @@ class Arrivals:
         for pool in streams:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, image: str, digest: Digest) -> Future[Path]:
+    def _start(self, wanted: _Wanted) -> Future[Path]:
         with self._lock:
-            known = self._under_way.get(digest)
+            known = self._under_way.get(wanted.digest)
             if known is not None:
                 return known
-            future = self._under_way[digest] = Future[Path]()
-        self._submit(self._lookups, future, image, digest, self._look_up)
+            future = self._under_way[wanted.digest] = Future[Path]()
+        self._submit(self._lookups, future, wanted, self._look_up)
         return future
 
     def _submit(
         self,
         pool: ThreadPoolExecutor,
         future: Future[Path],
-        image: str,
-        digest: Digest,
-        step: Callable[[str, Digest], Path | None],
+        wanted: _Wanted,
+        step: Callable[[_Wanted], Path | None],
     ) -> None:
         """Have a thread take the step; where there is none to be had the arrival fails, so that nobody waits for it."""
         try:
-            pool.submit(self._settle, future, image, digest, step)
+            pool.submit(self._settle, future, wanted, step)
         except RuntimeError as error:
-            _log.error("arrival.no_thread layer=%s error=%r", digest, str(error))
-            self._end(digest, future)
-            future.set_exception(SnapshotterError(f"{digest}: {error}"))
+            _log.error("arrival.no_thread layer=%s error=%r", wanted.digest, str(error))
+            self._end(wanted.digest, future)
+            future.set_exception(SnapshotterError(f"{wanted.digest}: {error}"))
 
     def _streams_of(self, image: str) -> ThreadPoolExecutor:
         registry = image.partition("/")[0]
@@ -146,14 +166,13 @@ class Arrivals:
                 pool = self._streams[registry] = ThreadPoolExecutor(_STREAMS, thread_name_prefix="stream")
         return pool
 
-    def _settle(
-        self, future: Future[Path], image: str, digest: Digest, step: Callable[[str, Digest], Path | None]
-    ) -> None:
+    def _settle(self, future: Future[Path], wanted: _Wanted, step: Callable[[_Wanted], Path | None]) -> None:
         """Run one step of an arrival; the look-up step hands on to the stream step when it finds nothing."""
         if future.done():  # given up for want of a thread, and then one came
             return
+        digest = wanted.digest
         try:
-            directory = step(image, digest)
+            directory = step(wanted)
         except (SnapshotterError, BlockIndexError) as error:
             self._end(digest, future)
             future.set_exception(error)
@@ -163,7 +182,7 @@ class Arrivals:
             future.set_exception(SnapshotterError(f"{digest}: {type(error).__name__}: {error}"))
         else:
             if directory is None:
-                self._submit(self._streams_of(image), future, image, digest, self._stream)
+                self._submit(self._streams_of(wanted.image), future, wanted, self._stream)
                 return
             self._end(digest, future)
             future.set_result(directory)
@@ -173,27 +192,33 @@ class Arrivals:
             if self._under_way.get(digest) is future:
                 del self._under_way[digest]
 
-    def _look_up(self, image: str, digest: Digest) -> Path | None:
-        directory = self._store.find(digest)
+    def _look_up(self, wanted: _Wanted) -> Path | None:
+        directory = self._store.find(wanted.digest)
         if directory is not None:
             return directory
-        with self._hurry(image):
-            encoded = self._indexes.get(digest)
-        if encoded is None:
+        with self._hurry(wanted.image):
+            chosen = self._usable(wanted)
+        if chosen is None or chosen[0].blob_size < self._min_lazy_bytes:
             return None
-        try:
-            index = decode_index(encoded)
-        except BlockIndexError as error:
-            _log.warning("index.refused layer=%s reason=%r", digest, str(error))
-            return None
-        if index.blob_digest != digest:
-            _log.warning("index.refused layer=%s reason='it describes %s'", digest, index.blob_digest)
-            return None
-        if index.blob_size < self._min_lazy_bytes:
-            return None
-        return _publish(self._store.stage(digest), index, encoded, image, _stored_runs(index))
+        index, found = chosen
+        staging = self._store.stage(wanted.digest)
+        return _publish(staging, index, found.encoded, wanted.image, _stored_runs(index), found.where)
 
-    def _stream(self, image: str, digest: Digest) -> Path:
+    def _usable(self, wanted: _Wanted) -> tuple[LayerIndex, FoundIndex] | None:
+        """The first index that is sound, and the layer's."""
+        for found in self._indexes.find(wanted.image, wanted.layers, wanted.digest):
+            try:
+                index = decode_index(found.encoded)
+                if index.blob_digest == wanted.digest:
+                    return index, found
+                reason = f"it describes {index.blob_digest}"
+            except BlockIndexError as error:
+                reason = str(error)
+            _log.warning("index.refused layer=%s from=%s reason=%r", wanted.digest, found.where, reason)
+        return None
+
+    def _stream(self, wanted: _Wanted) -> Path:
+        image, digest = wanted.image, wanted.digest
         started = time.monotonic()
         blob = self._open_blob(image, digest)
         staging = self._store.stage(digest)
@@ -221,7 +246,9 @@ def _stored_runs(index: LayerIndex) -> list[tuple[int, int]]:
     return [run for run in runs if run[0] < run[1]]
 
 
-def _publish(staging: Staging, index: LayerIndex, encoded: bytes, image: str, absent: list[tuple[int, int]]) -> Path:
+def _publish(
+    staging: Staging, index: LayerIndex, encoded: bytes, image: str, absent: list[tuple[int, int]], found: str = ""
+) -> Path:
     record = LayerRecord(
         digest=Digest(index.blob_digest),
         blob_size=index.blob_size,
@@ -230,6 +257,7 @@ def _publish(staging: Staging, index: LayerIndex, encoded: bytes, image: str, ab
         images=(image,),
         implied_dirs=index.implied_dirs,
         layout=index.layout(),
+        index_from=found,
     )
     try:
         return staging.publish(record, index.metadata, encoded, absent)

@@ -1,4 +1,4 @@
-"""Which images' hot blocks are being prefetched, and where hot sets come from.
+"""Which images' hot blocks are being prefetched.
 
 At its pull an image's `default` is prefetched: nobody knows yet what will run. When a container is created its workload
 is known, and has a prefetch of its own (`promote`): while that one streams, that of `default` stands back.
@@ -9,20 +9,17 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from blockindex.hotset import DEFAULT_WORKLOAD, HotSet, image_key
-from snapshotter.errors import SnapshotterError
-from snapshotter.hotstore import HotStore
+from blockindex.hotset import DEFAULT_WORKLOAD, image_key
 from snapshotter.model import Digest
-from snapshotter.registry.hotdir import HotDirectory, HotFile
+from snapshotter.registry.hotfile import HotFile
 
 from .host import Host, Lane
 from .layer import LayerFetch
 from .prefetch import HotFinder, Prefetch, State
 
-__all__ = ["HotSources", "Prefetches"]
+__all__ = ["Prefetches"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,33 +29,13 @@ _REMEMBERED = 64
 _STATES = {State.LOOKING: "unknown", State.STREAMING: "found", State.OVER: "found", State.NONE: "none"}
 
 
-class HotSources:
-    """What the node has recorded, and the configured directory. A HotFinder."""
-
-    def __init__(self, root: Path, url: str, timeout_s: float) -> None:
-        self._store = HotStore(root)
-        self._directory = HotDirectory(url, timeout_s) if url else None
-
-    def __repr__(self) -> str:
-        return f"<HotSources {self._store!r} {self._directory!r}>"
-
-    def recorded(self, key: str, workload: str) -> HotSet | None:
-        """See HotFinder."""
-        pack = self._store.load(key, workload)
-        return None if pack is None else pack.hotset
-
-    def find(self, key: str, workload: str) -> HotFile | None:
-        """See HotFinder."""
-        return None if self._directory is None else self._directory.find(key, workload)
-
-
 class _OnlyHere:
     """A HotFinder that asks nobody else."""
 
     def __init__(self, finder: HotFinder) -> None:
         self.recorded = finder.recorded
 
-    def find(self, key: str, workload: str) -> HotFile | None:
+    def find(self, image: str, key: str, workload: str) -> HotFile | None:
         """See HotFinder."""
         return None
 
@@ -75,7 +52,8 @@ class Prefetches:
         layers_of: Callable[[str], Sequence[Digest]],
         streams: int,
     ) -> None:
-        """See `Prefetch`; `host_of` gives an image's host, `layers_of` its layers by asking the registry."""
+        """See `Prefetch`; `host_of` gives an image's host, `layers_of` its layers by asking the registry, none
+        where it does not say."""
         self._finder = finder
         self._host_of = host_of
         self._layer_of = layer_of
@@ -107,7 +85,7 @@ class Prefetches:
                 return "none" if known.is_carried else _STATES[known.state]
             host = self._host_of(image)
             finder = finder or self._finder
-            prefetch = Prefetch(layers, host, finder, self._layer_of, self._streams, workload, self._take_turns)
+            prefetch = Prefetch(image, layers, host, finder, self._layer_of, self._streams, workload, self._take_turns)
             self._known.pop((key, workload), None)
             self._known[(key, workload)] = prefetch
             for old in list(self._known)[:-_REMEMBERED]:
@@ -175,11 +153,7 @@ class Prefetches:
                 del self._resolved[old]
 
         def ask() -> None:
-            try:
-                layers = self._layers_of(image)
-            except SnapshotterError as error:
-                _log.warning("prefetch.no_layers image=%s error=%r", image, str(error))
-                return
+            layers = self._layers_of(image)
             with self._lock:
                 self._resolved[image] = time.monotonic(), layers
             if layers:

@@ -1,8 +1,10 @@
 """The prefetch of one image's hot blocks: found, streamed, put into the store before anything reads them.
 
-Its course: LOOKING for a hot set, on the node and in the configured directory; then STREAMING its pack, or bringing the
-spans that own its extents where the set has no bytes or is most of the image; then OVER. The look-up is the first
-request for the pack; as soon as the head has come, further requests run beside the stream that brought it.
+Its course: LOOKING for a hot set, on the node and elsewhere (`hotsets`); then STREAMING its pack, or bringing the spans
+that own its extents where the set has no bytes, or none that may be used, or is most of the image; then OVER. The pack
+is asked for as soon as its head is known, by several requests side by side: in a directory the look-up is the first
+request for the file, in a registry it brings the head with it. A set whose bytes may not be used does not take the
+place of what the node has recorded itself.
 
 What readers get from it is a *promise*: that a missing block is on its way, so that nobody fetches it twice. Promises
 are made while a hot set is looked for (`_LOOK_S` at most), and for blocks of frames that are not given up. Whatever
@@ -34,7 +36,7 @@ from blockindex.hotset import DEFAULT_WORKLOAD, HotExtent, HotSet, image_key
 from snapshotter.blockstore import ABSENT
 from snapshotter.errors import SnapshotterError, Transient
 from snapshotter.model import Digest
-from snapshotter.registry.hotdir import HotFile, HotStream
+from snapshotter.registry.hotfile import HotFile, HotStream
 from snapshotter.unproven import Pack
 
 from .host import Host, Lane
@@ -70,8 +72,8 @@ class HotFinder(Protocol):
     def recorded(self, key: str, workload: str) -> HotSet | None:
         """The set that this node has recorded itself."""
 
-    def find(self, key: str, workload: str) -> HotFile | None:
-        """The file of the configured directory, its first bytes on the way."""
+    def find(self, image: str, key: str, workload: str) -> HotFile | None:
+        """The file that others have published for the image with this key, pulled by the reference `image`."""
 
 
 class _Promise:
@@ -91,6 +93,7 @@ class Prefetch:
 
     def __init__(
         self,
+        image: str,
         layers: Sequence[Digest],
         host: Host,
         finder: HotFinder,
@@ -99,10 +102,12 @@ class Prefetch:
         workload: str = DEFAULT_WORKLOAD,
         changed: Callable[[str], None] = lambda key: None,
     ) -> None:
-        """`layer_of` gives a layer that is in the store, None for one that is not (yet); `streams` bounds requests at
-        once; `changed(key)` is called when a set has been found, and at the end."""
+        """`image`: the reference by which it is pulled. `layer_of` gives a layer that is in the store, None for one
+        that is not (yet); `streams` bounds requests at once; `changed(key)` is called when a set has been found, and at
+        the end."""
         self.key = image_key(layers)
         self.workload = workload
+        self._image = image
         self.state = State.LOOKING
         self.ended_at = 0.0  # monotonic seconds
         self._digests = list(dict.fromkeys(layers))
@@ -121,6 +126,7 @@ class Prefetch:
         self._file: HotFile | None = None
         self._plan: PackPlan | None = None
         self._origin = Pack("", "", "", self.key)
+        self._where, self._doubt = "", ""  # of the set that is used: see HotFile
         self._held: list[tuple[int, list[tuple[HotExtent, memoryview]]]] = []
         self._held_bytes = 0
         self._runs_left: set[int] = set()  # positions of layers whose spans are still to be asked for
@@ -143,6 +149,8 @@ class Prefetch:
             "image_key": self.key,
             "workload": self._workload or self.workload,
             "state": self.state.value,
+            "from": self._where,
+            "bytes_refused": self._doubt,
             "hot_blocks": self._hot_blocks,
             "blocks": self.blocks,
             "bytes": self.bytes,
@@ -192,15 +200,22 @@ class Prefetch:
         if recorded is not None and self._take_set(recorded) and not self._absent(range(len(recorded.extents))):
             self._end(State.OVER)
             return
-        file = self._finder.find(self.key, self.workload)
-        if file is None:
+        file = self._finder.find(self._image, self.key, self.workload)
+        if file is None or (file.doubt and recorded is not None):
             if recorded is None:
                 self._end(State.NONE)
             else:
                 self._bring_spans()
-            return
-        self.requests += 1
-        self._stream_first(file, file.first)
+        elif file.first is not None:
+            self.requests += 1
+            self._stream_first(file, file.first)
+        elif file.head is not None:
+            plan = self._begin(file, file.head, file.head.head_size)
+            segment = plan.take() if plan is not None and not self._stands_back else None
+            self._begin_work()
+            if plan is not None and segment is not None:  # gives way to nobody: the container's first blocks
+                self._fetch(plan, segment)
+                self._host.submit(Lane.HOT, self._guarded(self._work))
 
     def _end_of_patience(self) -> None:
         if self.state is State.LOOKING:
@@ -217,6 +232,7 @@ class Prefetch:
                     pack = reader.feed(chunk)
                     if pack is not None:
                         plan = self._begin(file, pack, stream.end)
+                        self._begin_work()
                         if plan is not None:
                             segment = Segment(pack.head_size, stream.end)
                             self._pour(plan, segment, chain([reader.rest], self._counted(stream)))
@@ -233,10 +249,11 @@ class Prefetch:
             raise Corrupt("frames", f"{file.where} has {file.size} bytes, its head speaks of {pack.size}")
         if pack.hotset.image_key != self.key:
             raise Corrupt("image_key", f"{file.where} is of another image")
+        self._where, self._doubt = file.where, file.doubt
         if not self._take_set(pack.hotset):
             self._end(State.OVER)
             return None
-        if pack.codec is Codec.NONE or (self._table is not None and self._table.is_whole):
+        if file.doubt or pack.codec is Codec.NONE or (self._table is not None and self._table.is_whole):
             self._bring_spans()
             return None
         self._flush()
@@ -258,11 +275,14 @@ class Prefetch:
             sum(pack.frames[number].size for number in wanted),
             time.monotonic() - self._began_at,
         )
-        for _ in range(self._streams - 1):
-            self._host.submit(Lane.HOT, self._guarded(self._work))
         self._reconsider()
         self._check_over()
         return plan
+
+    def _begin_work(self) -> None:
+        """Further requests, beside the one that the caller has."""
+        for _ in range(self._streams - 1 if self._plan is not None else 0):
+            self._host.submit(Lane.HOT, self._guarded(self._work))
 
     def _take_set(self, hotset: HotSet) -> bool:
         """Use this set from now on; whether there is anything to it."""

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from snapshotter.errors import NotFound, Precondition, SnapshotterError
 from snapshotter.fuse.abi import OUT_HEADER, inval_entry
 from snapshotter.fuse.ring import Ring
 from snapshotter.model import BlobSource, Digest
-from snapshotter.registry import IndexDirectory, parse_reference
+from snapshotter.registry import parse_reference
 from snapshotter.rpc import Server
 from snapshotter.unproven import Unproven
 
@@ -34,11 +34,12 @@ from .access import RegistryAccess
 from .arrival import Arrivals, IndexSource
 from .carrying import Carrying
 from .host import Host
-from .hotsets import HotSources, Prefetches
+from .hotsets import Prefetches
 from .journal import Journal
 from .layer import LayerFetch, Tally, Waiter
 from .overflow import Overflow
 from .prefetch import HotFinder
+from .sources import Sources
 from .workloads import WorkloadCalls
 
 __all__ = ["FetchProcess", "main"]
@@ -67,16 +68,19 @@ class FetchProcess:
         open_blob: Callable[[str, Digest], BlobSource],
         host_of: Callable[[str], str],
         hot: HotFinder,
-        layers_of: Callable[[str], list[Digest]],
+        layers_of: Callable[[str], Sequence[Digest]],
+        refused: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         """`host_of(image)` names the registry host whose threads and traffic an image's layers share;
-        `layers_of(image)` asks it which layers these are."""
+        `layers_of(image)` asks it which layers these are, and answers none where it does not say. `refused()` tells of
+        artifacts that were found and not used."""
         self._config = config
         self._ring = ring
         self._device = device
         self._doorbell = doorbell
         self._open_blob = open_blob
         self._host_of = host_of
+        self._refused = refused
         self._store = BlockStore(Path(config.root))
         for name in self._store.set_aside_before():  # by one that was killed while it removed the layer
             self._forget(name)
@@ -204,9 +208,7 @@ class FetchProcess:
         patience_s = min(_PATIENCE_S, fetch.read_timeout_s / 4)
         sources = list(dict.fromkeys(blobs))
         growth = fetch.span_growth_kib << 10
-        return LayerFetch(
-            files, index, sources, host, growth, patience_s, self._journal, self._overflow, self._alarms
-        )
+        return LayerFetch(files, index, sources, host, growth, patience_s, self._journal, self._overflow, self._alarms)
 
     def _doubt_pack(self, digest: str) -> None:
         """A layer has refuted a pack: none serves anything more of it that it has not proven itself."""
@@ -248,7 +250,7 @@ class FetchProcess:
         siblings = tuple(Digest(digest) for digest in request["siblings"])
         self._prefetch(request)
         try:
-            directory = self._arrivals.ensure(request["image"], Digest(request["digest"]), siblings)
+            directory = self._arrivals.ensure(request["image"], Digest(request["digest"]), siblings, _layers(request))
         except BlockIndexError as error:
             raise SnapshotterError(f"{request['digest']}: {error}") from error
         layer = self._layer(directory.name)
@@ -267,7 +269,7 @@ class FetchProcess:
     def _prefetch(self, request: Mapping[str, Any]) -> str:
         if not self._config.hotset.prefetch:
             return "none"
-        layers = [Digest(digest) for digest in request.get("layers", ())]
+        layers = _layers(request)
         state = self._prefetches.begin(request["image"], layers)
         self._carrying.consider(request["image"], layers)
         return state
@@ -365,6 +367,7 @@ class FetchProcess:
         return {
             "layers": layers,
             "prefetches": self._prefetches.status(),
+            "artifacts_refused": self._refused(),
             "arriving": self._arrivals.under_way(),
             "requests_in_flight": self._ring.in_flight(),
             "unstored_bytes": self._overflow.size,
@@ -387,6 +390,7 @@ class FetchProcess:
             "name": name,
             "state": "complete" if present == record.blocks else "fetching" if fetching else "partial",
             "image": record.images[-1],
+            "index_from": record.index_from,
             "size_bytes": record.data_size,
             "present_bytes": present * BLOCK,
             "blocks": record.blocks,
@@ -394,6 +398,11 @@ class FetchProcess:
             "waiting_readers": layer.waiting() if layer else 0,
             **asdict(layer.tally if layer else Tally()),
         }
+
+
+def _layers(request: Mapping[str, Any]) -> list[Digest]:
+    """All layers of the image, from the bottom up, as far as a call names them."""
+    return [Digest(digest) for digest in request.get("layers", ())]
 
 
 def _is_open_elsewhere(beginning: str, processes: Path) -> bool:
@@ -417,27 +426,18 @@ def main(config: Config, ring: Ring, device: int, doorbell: int) -> None:
     """Be the fetch process of the daemon until it is killed."""
     access = RegistryAccess(config)
     registry = access.registry
-    indexes: IndexSource = _NoIndexes()
-    if config.index.url:
-        indexes = IndexDirectory(config.index.url, config.index.timeout_s)
-    hot = HotSources(Path(config.root), config.hotset.url, config.hotset.timeout_s)
+    sources = Sources(config, registry)
     process = FetchProcess(
         config,
         ring,
         device,
         doorbell,
-        indexes,
+        sources.indexes,
         registry.blob,
         lambda image: parse_reference(image).api_host,
-        hot,
-        lambda image: [layer.digest for layer in registry.resolve(image).layers],
+        sources.hot,
+        sources.images.layers,
+        sources.refused,
     )
     Server(Path(config.run) / "fetch.sock", {**process.ops, **access.ops})
     process.run()
-
-
-class _NoIndexes:
-    """No directory is configured: every layer makes its own index."""
-
-    def get(self, digest: Digest) -> bytes | None:
-        return None

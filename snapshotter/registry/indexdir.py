@@ -1,11 +1,10 @@
-"""A directory of ready-made layer indexes, on a web server or a file system.
+"""A directory of ready-made layer indexes, on a web server, a file system or any storage.
 
 A layer's index is `<directory>/sha256/<hex>.bsi`. The directory only ever helps: whatever goes wrong, `get` answers
 None within a bounded time, and the layer goes without. Knows nothing of what an index holds; the caller validates it.
 
 """
 
-import errno
 import time
 from collections.abc import Callable
 
@@ -13,7 +12,8 @@ from blockindex.codec import index_name
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, Transient
 from snapshotter.model import Digest
 from snapshotter.registry.answers import status_error
-from snapshotter.registry.lookups import Lookups, local_path
+from snapshotter.registry.lookups import Lookups
+from snapshotter.registry.storage import Storage, open_storage
 from snapshotter.registry.transport import Transport
 
 __all__ = ["MAX_INDEX_BYTES", "IndexDirectory"]
@@ -26,17 +26,18 @@ _MIN_BYTES_PER_S = 1_000_000
 
 
 class IndexDirectory:
-    """One directory of layer indexes: an http(s) URL, a file URL or a path. Thread-safe."""
+    """One directory of layer indexes: an http(s) URL, a file URL, another one that fsspec knows, or a path.
+    Thread-safe."""
 
     def __init__(
         self, location: str, timeout_s: float, connections: int = 8, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._location = location.rstrip("/")
+        self.location = location.rstrip("/")
         self._timeout_s = timeout_s
         self._clock = clock
-        self._path = local_path(location)
+        self._storage = open_storage(location, timeout_s)
         self._transport = Transport(connections=connections, connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
-        self._lookups = Lookups(self._location, "indexdir.failed", clock)
+        self._lookups = Lookups(self.location, "indexdir.failed", clock)
 
     def __repr__(self) -> str:
         return f"<IndexDirectory {self._lookups!r}>"
@@ -55,7 +56,7 @@ class IndexDirectory:
             return None
         deadline = self._clock() + self._timeout_s
         try:
-            found = self._read(digest) if self._path is not None else self._fetch(digest, deadline)
+            found = self._fetch(digest, deadline) if self._storage is None else _read(self._storage, digest)
         except NotFound:
             self._lookups.missed(digest)
             return None
@@ -66,7 +67,7 @@ class IndexDirectory:
         return found
 
     def _fetch(self, digest: Digest, deadline: float) -> bytes:
-        url = f"{self._location}/{index_name(digest)}"
+        url = f"{self.location}/{index_name(digest)}"
         with self._transport.open("GET", url, {}, f"index of layer {digest}") as reply:
             if reply.status != 200:
                 raise status_error(reply.status, reply.headers, reply.what)
@@ -83,14 +84,10 @@ class IndexDirectory:
                     raise Transient(f"{reply.what}: only {size} bytes within {self._timeout_s} s")
             return b"".join(chunks)
 
-    def _read(self, digest: Digest) -> bytes:
-        assert self._path is not None
-        path = self._path / index_name(digest)
-        try:
-            if path.stat().st_size > MAX_INDEX_BYTES:
-                raise InvalidArgument(f"{path}: longer than {MAX_INDEX_BYTES} bytes")
-            return path.read_bytes()
-        except OSError as exc:
-            if exc.errno in (errno.ENOENT, errno.ENOTDIR):
-                raise NotFound(f"{path}: no such index") from exc
-            raise Transient(f"{path}: {exc.strerror}") from exc
+
+def _read(storage: Storage, digest: Digest) -> bytes:
+    name = index_name(digest)
+    size = storage.size(name)
+    if size > MAX_INDEX_BYTES:
+        raise InvalidArgument(f"{storage.locate(name)}: longer than {MAX_INDEX_BYTES} bytes")
+    return b"".join(storage.chunks(name, 0, size))

@@ -8,13 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-from snapshotter.errors import InvalidArgument, SnapshotterError, Transient
+from snapshotter.errors import SnapshotterError, Transient
 from snapshotter.log import fields
 
-__all__ = ["Lookups", "local_path"]
+__all__ = ["Lookups"]
 
 _ABSENT_S = 60.0  # how long a missing file is not asked for again
 _DOWN_S = 10.0  # how long a directory that timed out is left alone
@@ -70,15 +68,3 @@ class Lookups:
         now = self._clock()
         self._absent = {known: until for known, until in self._absent.items() if until > now}
         self._absent[name] = now + _ABSENT_S
-
-
-def local_path(location: str) -> Path | None:
-    """The directory's path if it is local, None if it is on a web server; InvalidArgument for any other URL."""
-    if "://" not in location:
-        return Path(location)
-    parts = urlsplit(location)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return Path(unquote(parts.path))
-    if parts.scheme in ("http", "https") and parts.netloc:
-        return None
-    raise InvalidArgument(f"directory {location!r}: expected an http, https or file URL, or a path")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from snapshotter.errors import InvalidArgument
 from snapshotter.model import Digest
 
-__all__ = ["DOCKER", "DOCKER_API", "ImageRef", "parse_digest", "parse_reference"]
+__all__ = ["DOCKER", "DOCKER_API", "ImageRef", "parse_digest", "parse_reference", "parse_repository"]
 
 DOCKER = "docker.io"
 DOCKER_API = "registry-1.docker.io"
@@ -72,6 +72,15 @@ def parse_reference(text: str) -> ImageRef:
         hint = " (repositories are lower case)" if repository != repository.lower() else ""
         raise InvalidArgument(f"image reference {text!r}: {repository!r} is not a repository name{hint}")
     return ImageRef(host, repository, tag if colon else None, digest)
+
+
+def parse_repository(text: str) -> ImageRef:
+    """`HOST/REPOSITORY` as an ImageRef without tag and digest; InvalidArgument for anything else. The host has to be
+    named: what is misspelt must not lead to some other registry."""
+    ref = parse_reference(text)
+    if _split_host(text)[1] == text or ref.tag or ref.digest:
+        raise InvalidArgument(f"{text!r} is not a repository: expected HOST/REPOSITORY")
+    return ref
 
 
 def _split_host(text: str) -> tuple[str, str]:

@@ -19,15 +19,16 @@ from blockindex.hotset import HotExtent, HotLayer, HotSet, image_key
 from blockindex.model import BLOCK, Piece
 from snapshotter.blockstore import BlockStore, LayerFiles
 from snapshotter.errors import SnapshotterError
-from snapshotter.fetch.arrival import Arrivals
+from snapshotter.fetch.arrival import Arrivals, FoundIndex
 from snapshotter.fetch.host import Host, Lane
 from snapshotter.fetch.layer import LayerFetch, Waiter
 from snapshotter.fetch.prefetch import Prefetch, State
 from snapshotter.model import Digest
-from snapshotter.registry.hotdir import HotFile, HotStream
+from snapshotter.registry.hotfile import HotFile, HotStream
 from tests.snapshotter.daemon import Layer, encoded_index
 from tests.snapshotter.fetch.blobs import PATIENCE_S, FakeBlob
 
+IMAGE = "registry.test/app:1"
 SPAN = 1 << 16
 FIRST = 40 << 10
 """What the look-up's request brings: the head and a first frame."""
@@ -48,7 +49,7 @@ class Finder:
     def recorded(self, key: str, workload: str) -> HotSet | None:
         return self.recorded_set
 
-    def find(self, key: str, workload: str) -> HotFile | None:
+    def find(self, image: str, key: str, workload: str) -> HotFile | None:
         self.looks += 1
         self.looking.set()
         assert self.go.wait(PATIENCE_S)
@@ -118,8 +119,8 @@ class HotBench:
         layer, index = self.layers[number], self.indexes[number]
 
         class Index:
-            def get(self, digest: str) -> bytes:
-                return encoded_index(layer, SPAN)
+            def find(self, image: str, layers: Sequence[Digest], digest: Digest) -> Iterator[FoundIndex]:
+                yield FoundIndex(encoded_index(layer, SPAN), "")
 
         def no_blob(image: str, digest: str) -> FakeBlob:
             raise AssertionError("the index was refused")
@@ -184,6 +185,12 @@ class HotBench:
         self.pack = FakeBlob(data, chunk=16 << 10)
         self.finder.open_file = self._open
 
+    def publish_with_known_head(self, hotset: HotSet, doubt: str = "") -> HotPack:
+        """A registry has a pack of the set: its head comes with the look-up."""
+        pack = self.publish(hotset)
+        self.finder.open_file = lambda: HotFile("fake", pack.size, None, self._stream, head=pack, doubt=doubt)
+        return pack
+
     def _open(self) -> HotFile:
         return HotFile("fake", self.pack.size(), self._stream(0, self.first_end), self._stream)
 
@@ -197,7 +204,9 @@ class HotBench:
     # -- course ------------------------------------------------------------------------------------------------------
 
     def prefetch(self, layers: Sequence[Digest] | None = None, finder: Finder | None = None) -> Prefetch:
-        prefetch = Prefetch(layers or self.digests, self.host, finder or self.finder, self.layer_of, self._streams)
+        prefetch = Prefetch(
+            IMAGE, layers or self.digests, self.host, finder or self.finder, self.layer_of, self._streams
+        )
         self.prefetches.append(prefetch)
         return prefetch
 

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ from blockindex.model import BLOCK
 from snapshotter.blockstore import BlockStore, LayerFiles, LayerRecord, Staging, node_name
 from snapshotter.errors import NotFound, Precondition, SnapshotterError, Transient
 from snapshotter.fetch import arrival as arrival_module
-from snapshotter.fetch.arrival import Arrivals
+from snapshotter.fetch.arrival import Arrivals, FoundIndex, _Wanted
 from snapshotter.model import Digest
 from tests.snapshotter.daemon import Layer, encoded_index, make_layer
 from tests.snapshotter.fetch.blobs import PATIENCE_S, FakeBlob
@@ -41,16 +41,21 @@ class Indexes:
 
     def __init__(self) -> None:
         self.known: dict[Digest, bytes] = {}
+        self.better: dict[Digest, bytes] = {}  # what comes before it
+        self.layers: dict[Digest, tuple[Digest, ...]] = {}  # that the look-up was told of
         self.asked: Counter[Digest] = Counter()
         self.asking = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
 
-    def get(self, digest: Digest) -> bytes | None:
+    def find(self, image: str, layers: Sequence[Digest], digest: Digest) -> Iterator[FoundIndex]:
         self.asked[digest] += 1
+        self.layers[digest] = tuple(layers)
         self.asking.set()
         assert self.gate.wait(PATIENCE_S)
-        return self.known.get(digest)
+        for where, known in (("first", self.better), ("second", self.known)):
+            if digest in known:
+                yield FoundIndex(known[digest], where)
 
 
 class Bench:
@@ -140,6 +145,24 @@ def test_an_index_that_is_not_right_is_refused_and_the_layer_streamed(
     assert _warnings(caplog) == ["index.refused"]
 
 
+def test_the_next_best_index_takes_the_place_of_a_refused_one(
+    bench: Bench, layers: list[Layer], caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = layers[0].digest
+    bench.indexes.better[digest], bench.indexes.known[digest] = b"", encoded_index(layers[0])
+    directory = bench.arrivals.ensure(IMAGE, digest, (), [layers[1].digest, digest])
+    assert _warnings(caplog) == ["index.refused"] and "from=first" in caplog.text
+    assert LayerRecord.load(directory).index_from == "second" and bench.opened == []
+    assert bench.indexes.layers[digest] == (layers[1].digest, digest)
+
+
+def test_the_first_sound_index_is_taken(bench: Bench, layers: list[Layer]) -> None:
+    digest = layers[0].digest
+    bench.indexes.better[digest] = bench.indexes.known[digest] = encoded_index(layers[0])
+    assert LayerRecord.load(bench.ensure(layers[0])).index_from == "first"
+    assert LayerRecord.load(bench.ensure(layers[1])).index_from == "", "made here"
+
+
 # -- without one -----------------------------------------------------------------------------------------------------
 
 
@@ -227,7 +250,7 @@ def test_callers_of_one_layer_share_one_look_up(bench: Bench, layers: list[Layer
     with ThreadPoolExecutor(4) as callers:
         first = callers.submit(bench.ensure, layers[0])
         assert bench.indexes.asking.wait(PATIENCE_S)
-        joined = bench.arrivals._start(IMAGE, layers[0].digest)  # what `ensure` waits for
+        joined = bench.arrivals._start(_Wanted(IMAGE, layers[0].digest, ()))  # what `ensure` waits for
         bench.indexes.gate.set()
         assert joined.result(PATIENCE_S) == first.result(PATIENCE_S)
     assert bench.indexes.asked == {layers[0].digest: 1}

@@ -2,20 +2,16 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
-from blockindex.hotpack import encode_hotset
-from blockindex.hotset import HotLayer, HotSet, hotset_name, image_key
-from snapshotter.errors import NotFound
+from blockindex.hotset import HotSet, image_key
 from snapshotter.fetch import hotsets as hotsets_module
 from snapshotter.fetch import prefetch as prefetch_module
 from snapshotter.fetch.host import Host
-from snapshotter.fetch.hotsets import HotSources, Prefetches
-from snapshotter.hotstore import HotStore
+from snapshotter.fetch.hotsets import Prefetches
 from snapshotter.model import Digest
-from snapshotter.registry.hotdir import HotFile
+from snapshotter.registry.hotfile import HotFile
 from tests.snapshotter.fetch.blobs import PATIENCE_S
 
 IMAGE = "registry.test/app:1"
@@ -32,7 +28,7 @@ class Bench:
         self.go, self.answer = threading.Event(), threading.Event()
         self.go.set()
         self.answer.set()
-        self.registry: Sequence[Digest] | Exception = LAYERS
+        self.registry: Sequence[Digest] = LAYERS
         self.prefetches = Prefetches(self, lambda _: self.host, lambda _: None, self._layers_of, 2)
 
     def recorded(self, key: str, workload: str) -> HotSet | None:
@@ -40,14 +36,12 @@ class Bench:
         assert self.go.wait(PATIENCE_S)
         return None
 
-    def find(self, key: str, workload: str) -> HotFile | None:
+    def find(self, image: str, key: str, workload: str) -> HotFile | None:
         return None
 
     def _layers_of(self, image: str) -> Sequence[Digest]:
         self.asked.append(image)
         assert self.answer.wait(PATIENCE_S)
-        if isinstance(self.registry, Exception):
-            raise self.registry
         return self.registry
 
     def settle(self) -> None:
@@ -113,15 +107,12 @@ def test_the_registry_is_asked_once_for_layers_that_a_pull_does_not_name(bench: 
     assert bench.asked == [IMAGE] and len(bench.looks) == 1
 
 
-def test_a_registry_that_does_not_answer_is_asked_again_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench.registry = NotFound("no such image")
+def test_a_registry_that_does_not_answer_is_asked_again_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.registry = ()
     for _ in range(3):
         assert bench.prefetches.begin(IMAGE, []) == "unknown"
         bench.settle()
-    assert bench.asked == [IMAGE] and bench.looks == [] and "prefetch.no_layers" in caplog.text
-    caplog.clear()
+    assert bench.asked == [IMAGE] and bench.looks == []
     bench.registry = LAYERS
     monkeypatch.setattr(hotsets_module, "_AGAIN_S", 0.0)
     bench.prefetches.begin(IMAGE, [])
@@ -156,19 +147,3 @@ def test_all_active_ones_are_tended(
     bench.prefetches.tend()
     assert bench.states() == ["over"] and bench.prefetches.begin(IMAGE, LAYERS) == "found"
     caplog.clear()
-
-
-def test_sources_are_what_the_node_has_recorded_and_the_directory(tmp_path: Path) -> None:
-    hotset = HotSet(image_key(LAYERS), "", "default", tuple(HotLayer(it, 1, it) for it in LAYERS), (), 1)
-    key = hotset.image_key
-    here, there = tmp_path / "root", tmp_path / "directory"
-    alone = HotSources(here, "", 1.0)
-    assert alone.recorded(key, "default") is None and alone.find(key, "default") is None
-    HotStore(here).save(hotset)
-    assert alone.recorded(key, "default") == hotset and alone.find(key, "default") is None
-    path = there / hotset_name(key, "default")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(encode_hotset(hotset))
-    file = HotSources(here, str(there), 1.0).find(key, "default")
-    assert file is not None and file.size == path.stat().st_size
-    file.first.close()

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,12 @@ from snapshotter.fetch import flight as flight_module
 from snapshotter.fetch import host as host_module
 from snapshotter.fetch import latecheck as latecheck_module
 from snapshotter.fetch import layer as layer_module
-from snapshotter.fetch.arrival import Arrivals
+from snapshotter.fetch.arrival import Arrivals, FoundIndex
 from snapshotter.fetch.flight import Flight
 from snapshotter.fetch.host import Host, Lane
 from snapshotter.fetch.layer import LayerFetch, Waiter
 from snapshotter.fetch.overflow import Overflow
+from snapshotter.model import Digest
 from tests.snapshotter.daemon import Layer, encoded_index, make_layer
 from tests.snapshotter.fetch.blobs import PATIENCE_S, FakeBlob
 
@@ -145,8 +146,8 @@ def store_layer(root: Path, layer: Layer) -> Path:
     encoded = encoded_index(layer, SPAN)
 
     class Index:
-        def get(self, digest: str) -> bytes:
-            return encoded
+        def find(self, image: str, layers: Sequence[Digest], digest: Digest) -> Iterator[FoundIndex]:
+            yield FoundIndex(encoded, "")
 
     def no_blob(image: str, digest: str) -> FakeBlob:
         raise AssertionError("the index was refused")

@@ -88,6 +88,8 @@ def test_the_hot_blocks_come_from_the_pack_alone_each_byte_once(bench: HotBench)
         "image_key": pack.hotset.image_key,
         "workload": "default",
         "state": "over",
+        "from": "fake",
+        "bytes_refused": "",
         "hot_blocks": 64,
         "blocks": 64,
         "bytes": pack.size,
@@ -269,6 +271,53 @@ def test_a_record_of_another_layout_does_not_spoil_the_pack(
     bench.publish(bench.hotset(HOT))
     bench.over(bench.start())
     assert all_present(bench) and bench.blob_requests() == 0
+
+
+# -- where the head is known before any byte --------------------------------------------------------------------------
+
+
+def test_a_known_head_has_the_pack_asked_for_at_once_side_by_side(tmp_path: Path, layers: list[Layer]) -> None:
+    """Beside work that a reader or a pull waits for: the first blocks of the container do not give way to it."""
+    bench = HotBench(tmp_path, layers, streams=1)
+    bench.publish_with_known_head(bench.hotset(HOT))
+    bench.host.urge(+1)  # the index of a layer is on its way
+    hold = bench.pack.hold(bench.pack.size() - 1)
+    prefetch = bench.start()
+    bench.until(lambda: bench.pack.requests)
+    bench.until(lambda: bench.present(0, 0, 8))
+    bench.host.urge(-1)
+    hold.release()
+    bench.over(prefetch)
+    assert bench.head is not None and bench.pack.requests[0][0] == bench.head.head_size, "the head is not asked for"
+    assert all_present(bench) and bench.blob_requests() == 0
+    list(bench.once(bench.pack))
+    bench.close()
+
+
+def test_bytes_in_doubt_are_not_asked_for_and_their_extents_are_used(bench: HotBench) -> None:
+    bench.publish_with_known_head(bench.hotset(HOT), doubt="is not signed")
+    prefetch = bench.start()
+    bench.over(prefetch)
+    assert all_present(bench) and bench.pack.requests == [] and bench.blob_requests() > 0
+    assert prefetch.status()["bytes_refused"] == "is not signed" and prefetch.status()["from"] == "fake"
+
+
+def test_a_set_in_doubt_does_not_take_the_place_of_the_node_s_own(bench: HotBench) -> None:
+    bench.finder.recorded_set = bench.hotset([(1, 90, 100)])
+    bench.publish_with_known_head(bench.hotset(HOT), doubt="is not signed")
+    prefetch = bench.start()
+    bench.over(prefetch)
+    assert bench.present(1, 90, 100) and not bench.present(0, 0, 8)
+    assert prefetch.status()["hot_blocks"] == 10 and prefetch.status()["from"] == ""
+
+
+def test_what_is_there_of_a_known_head_costs_no_request(bench: HotBench) -> None:
+    bench.publish_with_known_head(bench.hotset(HOT))
+    for extent in HOT:
+        bench.fill(*extent)
+    bench.over(bench.start())
+    bench.settle()
+    assert bench.pack.requests == [] and bench.blob_requests() == 0
 
 
 # -- packs that are not what they should be --------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,12 @@ from blockindex.model import BLOCK
 from snapshotter.blockstore import LayerRecord, node_id, node_name
 from snapshotter.config import Config, FetchConfig, HotSetConfig
 from snapshotter.errors import InvalidArgument
-from snapshotter.fetch.hotsets import HotSources
+from snapshotter.fetch.arrival import FoundIndex
+from snapshotter.fetch.hotsources import HotSources
 from snapshotter.fetch.process import FetchProcess
 from snapshotter.fuse.abi import OUT_HEADER, READ_REQUEST
 from snapshotter.fuse.ring import Ring
+from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest
 from tests.snapshotter.daemon import Layer, encoded_index, make_layer
 from tests.snapshotter.fetch.blobs import FakeBlob
@@ -51,13 +53,13 @@ class Bench:
         encoded = encoded_index(self.layer)
 
         class Index:
-            def get(self, digest: Digest) -> bytes:
-                return encoded
+            def find(self, image: str, layers: Sequence[Digest], digest: Digest) -> Iterator[FoundIndex]:
+                yield FoundIndex(encoded, "")
 
         def host_of(image: str) -> str:
             return image.partition("/")[0]
 
-        hot = HotSources(Path(self.config.root), "", 1.0)
+        hot = HotSources(HotStore(Path(self.config.root)))
         return FetchProcess(self.config, self.ring, self._device, -1, Index(), self._blob, host_of, hot, lambda _: [])
 
     def _blob(self, image: str, digest: Digest) -> FakeBlob:

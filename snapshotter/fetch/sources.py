@@ -1,0 +1,43 @@
+"""All that the fetch process looks for elsewhere (indexes, hot sets, layers), put together from the configuration."""
+
+from typing import Any
+
+from snapshotter.artifacts.finder import Finder
+from snapshotter.config import Config
+from snapshotter.hotstore import HotStore
+from snapshotter.registry import IndexDirectory, Registry
+from snapshotter.registry.hotdir import HotDirectory
+from snapshotter.trust.policy import Policy
+from snapshotter.trust.quarantine import Quarantine
+
+from .hotsources import HotSources, Registries
+from .images import Images
+from .indexes import Indexes
+from .lookup import Lookup
+
+__all__ = ["Sources"]
+
+
+class Sources:
+    """See the module."""
+
+    def __init__(self, config: Config, registry: Registry) -> None:
+        timeout_s = config.lookup.timeout_s
+        self.lookup = Lookup(
+            Finder(registry, timeout_s=timeout_s, absent_s=config.lookup.absent_s),
+            Policy.of(config.trust, Quarantine(config.root_path)).judge,
+            config.lookup,
+        )
+        self.images = Images(registry.resolve, timeout_s)
+        indexes = IndexDirectory(config.index.url, config.index.timeout_s) if config.index.url else None
+        self.indexes = Indexes(indexes, self.lookup, self.images, registry.blob, timeout_s)
+        hotsets = HotDirectory(config.hotset.url, config.hotset.timeout_s) if config.hotset.url else None
+        registries = Registries(self.lookup, self.images, registry.blob, timeout_s)
+        self.hot = HotSources(HotStore(config.root_path), hotsets, registries)
+
+    def __repr__(self) -> str:
+        return f"<Sources {self.indexes!r} {self.hot!r} {self.images!r}>"
+
+    def refused(self) -> list[dict[str, Any]]:
+        """Artifacts that were found and not used, for `bootseer status`."""
+        return self.lookup.refusals.rows()

@@ -8,7 +8,7 @@ from snapshotter.artifacts.manifest import CONFIG, config_blob
 from snapshotter.artifacts.model import Artifact, Blob, Kind
 from snapshotter.artifacts.place import Held, ImageName, OpenBlob, Placed
 from snapshotter.artifacts.publisher import publish
-from snapshotter.imagesource.verified import verified
+from snapshotter.imagesource.steady import steady
 from snapshotter.registry import ImageRef, Registry
 from snapshotter.registry.push import Pusher
 
@@ -48,5 +48,4 @@ class RegistryPlace:
         return Placed(done.existed, done.digest, tuple(done.tags))
 
     def _open(self, blob: Blob) -> Iterator[bytes]:
-        chunks = self._registry.blob(self.name, blob.digest).stream(0, blob.size)
-        return verified(chunks, blob.digest, blob.size, self.name)
+        return steady(self._registry.blob(self.name, blob.digest), blob.digest, blob.size, self.name)

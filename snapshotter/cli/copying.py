@@ -10,7 +10,7 @@ from snapshotter.artifacts.model import Kind
 from snapshotter.artifacts.ocilayout import LayoutPlace
 from snapshotter.artifacts.place import Held, Place
 from snapshotter.artifacts.registryplace import RegistryPlace
-from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of
+from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of, readable
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.publishing import Sending, image_name
 from snapshotter.config import load_config
@@ -46,8 +46,9 @@ def copy(args: argparse.Namespace) -> int:
     with closing(Registry(client)) as registry:
         source = open_source(args.source, registry)
         target, place = _target(args.target, registry, source)
-        images = _images(source, platform_of(args))
-        root = images[0].document if args.platform else source.document()
+        with readable(client):
+            images = _images(source, platform_of(args))
+            root = images[0].document if args.platform else source.document()
         with explained(place.name, client, "log in with `docker login`"):
             copied, elsewhere = _copy_image(source, target, root)
             rows = _copy_artifacts(open_place("", registry, source), place, images)

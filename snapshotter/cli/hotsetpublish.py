@@ -22,7 +22,7 @@ from snapshotter.cli.hotset import DEFAULT_GAP
 from snapshotter.cli.hotsetbuild import exported
 from snapshotter.cli.hotsetfiles import check_frames
 from snapshotter.cli.hotsetfind import Found, one_line, read_file
-from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of, signing_key
+from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of, readable, signing_key
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.publishing import ADVICE, Sending, image_name
 from snapshotter.cli.table import megabytes, table
@@ -62,10 +62,11 @@ def publish(args: argparse.Namespace) -> int:
     client = client_config(args, config, args.image, to)
     rows: list[SetRow] = []
     with closing(Registry(client)) as registry, tempfile.TemporaryDirectory(prefix="bootseer-") as spool:
-        source = open_source(args.image, registry)
-        place = open_place(to, registry, source)
-        key = signing_key(args.key, config, place)
-        images = [it for it in platform_images(source, platform_of(args)) if not isinstance(it, Refused)]
+        with readable(client):
+            source = open_source(args.image, registry)
+            place = open_place(to, registry, source)
+            key = signing_key(args.key, config, place)
+            images = [it for it in platform_images(source, platform_of(args)) if not isinstance(it, Refused)]
         chosen = list(_chosen(args, config, source, images))
         with explained(place.name, client, ADVICE):
             place.prepare()

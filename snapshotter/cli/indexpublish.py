@@ -19,7 +19,7 @@ from snapshotter.artifacts.made import index_artifact, index_blob, read_chunks
 from snapshotter.artifacts.model import Blob, Kind
 from snapshotter.artifacts.place import Held, OpenBlob, Place
 from snapshotter.cli.building import Built, Job, build_all
-from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of, signing_key
+from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of, readable, signing_key
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.publishing import ADVICE, Sending, image_name, is_signed_by
 from snapshotter.cli.table import megabytes, table
@@ -67,11 +67,11 @@ def publish(args: argparse.Namespace) -> int:
     to = args.to or config.publish.to
     client = client_config(args, config, args.image, args.name, to, *args.reuse)
     with closing(Registry(client)) as registry, tempfile.TemporaryDirectory(prefix="bootseer-") as spool:
-        source = open_source(args.image, registry, args.name)
-        place = open_place(to, registry, source)
-        key = signing_key(args.key, config, place)
-        platform = platform_of(args)
-        images = platform_images(source, platform)
+        with readable(client):
+            source = open_source(args.image, registry, args.name)
+            place = open_place(to, registry, source)
+            key = signing_key(args.key, config, place)
+            images = platform_images(source, platform_of(args))
         indexes = _Indexes(source, Path(spool), key)
         for text in args.reuse:
             indexes.take(_held_of(text, to, registry))

@@ -31,6 +31,7 @@ __all__ = [
     "open_place",
     "open_source",
     "platform_of",
+    "readable",
     "signing_key",
 ]
 
@@ -101,14 +102,27 @@ def platform_of(args: argparse.Namespace) -> Platform | None:
 
 
 @contextmanager
+def readable(config: RegistryConfig) -> Iterator[None]:
+    """A refusal to be read by a registry says where credentials were looked for."""
+    try:
+        yield
+    except Denied as error:
+        raise Denied(f"{error}{_looked(config, error)}") from error
+
+
+@contextmanager
 def explained(place: str, config: RegistryConfig, advice: str) -> Iterator[None]:
     """A refusal by a registry says where credentials were looked for, and what else could be done."""
     try:
         yield
     except Denied as error:
-        looked = docker_config_path(config.docker_config)
-        told = "" if str(looked) in str(error) else f" (credentials are looked for in {looked})"
-        raise SnapshotterError(f"cannot write to {place}: {error}{told}: {advice}") from error
+        raise SnapshotterError(f"cannot write to {place}: {error}{_looked(config, error)}: {advice}") from error
+
+
+def _looked(config: RegistryConfig, error: Denied) -> str:
+    """Where credentials were looked for, unless the error says it."""
+    path = docker_config_path(config.docker_config)
+    return "" if str(path) in str(error) else f" (credentials are looked for in {path})"
 
 
 def _beside(source: ImageSource, registry: Registry) -> Place:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from snapshotter.errors import InvalidArgument, NotFound
 from snapshotter.imagesource.model import ImageSource
+from snapshotter.imagesource.steady import steady
 from snapshotter.imagesource.targets import ImageTarget
-from snapshotter.imagesource.verified import verified
 from snapshotter.model import Digest
 from snapshotter.registry import Document, parse_digest
 
@@ -138,17 +138,15 @@ class ImageCopy:
             self._count("sent", size, 0)
 
     def _read(self, digest: Digest, size: int) -> Iterator[bytes]:
-        chunks = self._source.blob(digest).stream(0, size)
         sent = 0
         try:
-            for chunk in verified(chunks, digest, size, self._source.name):
+            for chunk in steady(self._source.blob(digest), digest, size, self._source.name):
                 if self._stopped.is_set():
                     raise InvalidArgument(f"{self._target.name}: the copy was stopped")
                 yield chunk
                 sent += len(chunk)
                 self._add(len(chunk))
         finally:
-            chunks.close()
             if sent != size:  # the next attempt begins anew
                 self._add(-sent)
 

@@ -98,8 +98,10 @@ class Registry:
         target = digest or image.target
         what = f"manifest {target} of {image.host}/{image.repository}"
         got, body = self._manifest(image, target, what)
-        parse_manifest(body, got, what)
-        return Document(document_type(body), got, body)
+        try:
+            return Document(document_type(body), got, body)
+        except (ValueError, AttributeError) as exc:
+            raise InvalidArgument(f"{what}: neither a manifest nor an image index") from exc
 
     def blob(self, image_ref: str, digest: str) -> RegistryBlob:
         """The blob `digest` in the repository of `image_ref`. Does no I/O; the same blob is the same object."""

@@ -129,7 +129,7 @@ def parse_manifest(body: bytes, digest: Digest, what: str) -> Manifest | tuple[D
         raise InvalidArgument(f"{what}: the manifest is not a JSON object")
     media_type = str(document.get("mediaType", ""))
     if isinstance(document.get("manifests"), list):
-        images = [entry for entry in document["manifests"] if not _is_attestation(entry)]
+        images = [entry for entry in document["manifests"] if not _is_about_another(entry)]
         return tuple(_descriptor(entry, f"{what}: manifests") for entry in images)
     if document.get("schemaVersion") == 1 or "fsLayers" in document:
         raise InvalidArgument(f"{what}: manifest schema 1 is obsolete and not supported; push the image anew")
@@ -162,10 +162,13 @@ def choose(entries: tuple[Descriptor, ...], wanted: Platform, what: str) -> Desc
     raise NotFound(f"{what}: no image for {wanted}; there is {offered or 'none that names a platform'}")
 
 
-def _is_attestation(entry: object) -> bool:
-    """Whether an entry of an index is no image but says something about one (provenance, a list of contents)."""
+def _is_about_another(entry: object) -> bool:
+    """Whether an entry of an index is no image but says something about one (provenance, a list of contents, as an
+    attestation; in an OCI layout also artifacts of ours)."""
     if not isinstance(entry, dict):
         return False
+    if str(entry.get("artifactType", "")).startswith("application/vnd.bootseer."):
+        return True
     notes = entry.get("annotations")
     return isinstance(notes, dict) and notes.get("vnd.docker.reference.type") == "attestation-manifest"
 

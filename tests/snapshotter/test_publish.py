@@ -193,6 +193,15 @@ def test_indexes_in_the_layout_itself(layout: Path, capsys: Out) -> None:
     assert outcome(said(capsys, "index", "publish", f"oci-layout:{layout}:v2"))[0][2] == ["built", "built"]
 
 
+def test_a_layout_with_artifacts_is_still_one(tmp_path: Path, capsys: Out) -> None:
+    """For the commands that know only one image there."""
+    writer = LayoutWriter(tmp_path / "l")
+    writer.index([writer.image([BASE, APP])])
+    said(capsys, "index", "publish", f"oci-layout:{writer.directory}")
+    done = said(capsys, "index", "build", writer.directory, "--out", tmp_path / "out")
+    assert [layer["status"] for layer in done["layers"]] == ["built", "built"]
+
+
 @pytest.mark.parametrize("kind", ["directory", "file URL", "memory"])
 def test_indexes_as_files(layout: Path, tmp_path: Path, capsys: Out, kind: str) -> None:
     to = {"directory": str(tmp_path / "out"), "file URL": f"file://{tmp_path}/out", "memory": f"memory://{tmp_path}"}
@@ -332,6 +341,9 @@ def test_a_registry_that_does_not_let_us_in(host: str, layout: Path, home: Path,
         assert code == 1 and f"cannot write to {front.host}/five/app: " in line
         assert f"{home}/.docker/config.json" in line
         assert "log in with `docker login`, or publish elsewhere with --to HOST/REPOSITORY or --to DIR" in line
+        front.tokens = Tokens({"me": "pw"}, {"": set()})
+        code, error = mistake(capsys, "index", "publish", f"{front.host}/five/private:1")
+        assert code == 1 and "access denied" in error and f"{home}/.docker/config.json" in error
         (home / ".docker").mkdir()
         login = {"auths": {front.host: {"auth": base64.b64encode(b"me:pw").decode()}}}
         (home / ".docker" / "config.json").write_text(json.dumps(login))

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator
 from threading import Lock
 
 from blockindex.erofs import walk
-from blockindex.errors import Corrupt
+from blockindex.errors import BlockIndexError, Corrupt
 from blockindex.layerindex import LayerIndex, PieceRange
 from blockindex.model import BLOCK
 from snapshotter.alarms import Alarms
@@ -214,15 +214,23 @@ class LateCheck:
     def _files_of(self, start: int, end: int) -> Iterator[str]:
         """Paths of the files that have blocks in `[start, end)`; of hard links the first name."""
         if self._names is None:  # only ever needed for an alarm
-            found = (it for it in walk(self._index.metadata) if it.data_offset is not None)
-            entries = sorted(((it.data_offset or 0) // BLOCK, it.size, it.path) for it in found)
-            ends = [(first + -(-size // BLOCK), os.fsdecode(path)) for first, size, path in entries]
-            self._names = [first for first, _, _ in entries], ends
+            self._names = self._read_names()
         starts, ends = self._names
         for place in range(max(bisect_right(starts, start) - 1, 0), bisect_right(starts, end - 1)):
             last, name = ends[place]
             if last > start:
                 yield name
+
+    def _read_names(self) -> tuple[list[int], list[tuple[int, str]]]:
+        """Of each file its first block, the block after its last, and its path. The index in memory has no metadata."""
+        try:
+            metadata = os.pread(self._files.meta_fd, self._files.meta_size, 0)
+            entries = [it for it in walk(metadata) if it.data_offset is not None]
+        except (OSError, BlockIndexError) as error:  # an alarm without names is better than none
+            _log.warning("layer.no_names file=%r error=%r", self._files, str(error))
+            return [], []
+        rows = sorted(((it.data_offset or 0) // BLOCK, it.size, os.fsdecode(it.path)) for it in entries)
+        return [first for first, _, _ in rows], [(first + -(-size // BLOCK), path) for first, size, path in rows]
 
 
 def _runs(blocks: Iterable[int]) -> list[Run]:

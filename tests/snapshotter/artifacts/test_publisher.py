@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter.artifacts.finder import Finder
-from snapshotter.artifacts.manifest import MANIFEST_TYPE, encode, place_tags
+from snapshotter.artifacts.manifest import MANIFEST_TYPE, digest_of, encode, place_tags
 from snapshotter.artifacts.model import Artifact, Kind, Signature, Subject
 from snapshotter.artifacts.publisher import Published, publish
 from snapshotter.artifacts.referrers import REFERRERS_TYPE, fallback_tag, parse_referrers
@@ -23,7 +24,8 @@ from snapshotter.registry import ImageRef, Registry, parse_reference
 from snapshotter.registry.push import Pusher
 from tests.registries import Front, Tokens, docker_registry, go_registry
 from tests.snapshotter.artifacts.making import KEY, SUBJECT, digest, hot_set, layer_index, opener
-from tests.snapshotter.rangeserver import Action, Request, Status
+from tests.snapshotter.certificates import Authority
+from tests.snapshotter.rangeserver import Action, Request, Reset, Status
 
 pytestmark = pytest.mark.system
 
@@ -256,6 +258,36 @@ def test_a_registry_that_refuses(go_backend: str, status: int, kind: type[Except
         artifact, blobs = hot_set()
         with pytest.raises(kind, match=f"push of manifest .* HTTP status {status}"):
             publish(Pusher(client, sleep=lambda _: None), repository(front.host), artifact, opener(blobs))
+
+
+def test_through_tls_tokens_and_faults(backend: tuple[str, bool], tmp_path: Path) -> None:
+    """Every third request is answered with 503, lost, or has its answer lost; readers come without a password."""
+    host, _ = backend
+    authority = Authority(tmp_path)
+    faults = itertools.cycle([None, None, Status(503), None, None, Reset(-1), None, None, Reset(0)])
+    tokens = Tokens({"me": "pw"})
+    with Front(host, lambda _: next(faults), authority.server("127.0.0.1"), tokens) as front:
+        certs = tmp_path / "certs.d" / front.host
+        certs.mkdir(parents=True)
+        (certs / "hosts.toml").write_text(f'server = "{front.url}"\nca = "{authority.ca}"\n')
+        login = tmp_path / "config.json"
+        login.write_text(json.dumps({"auths": {front.host: {"auth": b64encode(b"me:pw").decode()}}}))
+        anybody = replace(CONFIG, hosts_dir=str(tmp_path / "certs.d"))
+        ref = repository(front.host)
+        made = [hot_set(seed="old"), layer_index(layers=4), hot_set(seed="new")]
+        with contextlib.closing(Registry(replace(anybody, docker_config=str(login)))) as client:
+            for artifact, blobs in made:
+                published = publish(Pusher(client, sleep=lambda _: None), ref, artifact, opener(blobs))
+        front.behaviour = None
+        with contextlib.closing(Registry(anybody)) as client:
+            listed = Finder(client).list(ref, KEY, SUBJECT.digest)
+            assert [one.artifact for one in listed] == [made[1][0], made[2][0]]
+            assert listed[1].digest == published.digest
+            for one in listed:
+                for blob in one.artifact.blobs:
+                    assert digest_of(b"".join(client.blob(str(ref), blob.digest).stream(0, None))) == blob.digest
+        scopes = {scope.rpartition(":")[2] for scope in tokens.scopes}
+        assert scopes == {"pull,push", "delete", "pull"}
 
 
 def test_twenty_processes_at_once(backend: tuple[str, bool]) -> None:

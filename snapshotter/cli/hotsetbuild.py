@@ -1,7 +1,8 @@
 """`bootseer hotset build` and `export`: packs out of what this node has.
 
 A layer's blocks are read from the block store where they are present (so they have been verified), and through the
-layer's mount where they are not: then the daemon fetches and verifies them.
+layer's mount where they are not: then the daemon fetches and verifies them. What came in somebody's pack, and has not
+been compared with the layer yet, is not packed again.
 """
 
 import argparse
@@ -31,10 +32,12 @@ from snapshotter.errors import NotFound, Precondition, SnapshotterError, UserErr
 from snapshotter.hotstore import HotStore
 from snapshotter.kernel.mountapi import mounts
 from snapshotter.model import Digest
+from snapshotter.unproven import Unproven
 
 __all__ = ["build", "export", "exported"]
 
 _UNREADABLE = bytes(0 if state == PRESENT else 1 for state in range(256))
+_UNPROVEN = bytes(1 if number else 0 for number in range(256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,8 @@ class _LayerBlocks:
 
     def __init__(self, files: LayerFiles, device: str, closing: ExitStack) -> None:
         self._files = files
+        self._unproven = Unproven(files.directory, files.record.blocks)
+        closing.callback(self._unproven.close)
         self._device = -1
         if device:
             self._device = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
@@ -191,9 +196,12 @@ class _LayerBlocks:
 
     def unreadable(self) -> bytes | None:
         """One byte a block, 1 for those that cannot be had; None when all can."""
+        blocks = self._files.record.blocks
+        unproven = self._unproven.marks(0, blocks).translate(_UNPROVEN)
         if self._device >= 0:
-            return None
-        return self._files.present[: self._files.record.blocks].translate(_UNREADABLE)
+            return unproven if 1 in unproven else None
+        absent = self._files.present[:blocks].translate(_UNREADABLE)
+        return bytes(map(max, absent, unproven)) if 1 in unproven else absent
 
     def read(self, start: int, end: int) -> bytes:
         """Verified bytes of the blocks. OSError when the daemon could not fetch them."""
@@ -238,7 +246,7 @@ def _refuse_missing(hotset: HotSet, unreadable: Sequence[bytes | None]) -> None:
             lacking.append(f"{missing} of layer {hotset.layers[number].digest[7:19]}")
     if lacking:
         raise NotFound(
-            f"of {hotset.block_count} hot blocks these are not on this node, or not checked since it booted: "
+            f"of {hotset.block_count} hot blocks these are not on this node, or not checked yet: "
             f"{', '.join(lacking)}: build while the daemon runs and the image is pulled, then they are fetched"
         )
 

@@ -24,6 +24,7 @@ from snapshotter.blockstore import UNVERIFIED, BlockStore, LayerRecord, Staging,
 from snapshotter.cli import hotsetbuild, main
 from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest
+from snapshotter.unproven import Pack, Unproven
 from tests.snapshotter.daemon import Daemon, Layer, make_layer, origin, write_index
 from tests.snapshotter.rangeserver import RangeServer
 
@@ -170,6 +171,19 @@ def test_a_block_that_is_not_here_is_named(node: Node, tmp_path: Path, capsys: O
     line = node.mistake(capsys, "build", KEY, "--out", str(tmp_path / "out"))
     assert f"2 of layer {LAYERS[0][0][7:19]}" in line and "while the daemon runs" in line
     assert list((tmp_path / "out").rglob("*.bsh")) == []
+
+
+def test_a_block_that_a_pack_brought_and_no_layer_has_proven_is_not_packed_again(
+    node: Node, tmp_path: Path, capsys: Out
+) -> None:
+    """Else a pack that lies would live on under another name, and another key."""
+    notes = Unproven(node.directory(0), LAYERS[0][1].block_count, writable=True)
+    notes.mark(2, 4, notes.number(Pack("sha256:" + "c" * 64, "registry.test/app", "", KEY)))
+    notes.mark(5, 6, 1)
+    assert f"3 of layer {LAYERS[0][0][7:19]}" in node.mistake(capsys, "build", KEY, "--out", str(tmp_path / "out"))
+    notes.mark(0, 6, 0)
+    notes.close()
+    node.said(capsys, "build", KEY, "--out", str(tmp_path / "out"))
 
 
 def test_a_gap_whose_blocks_are_not_here_stays_open(node: Node, tmp_path: Path, capsys: Out) -> None:

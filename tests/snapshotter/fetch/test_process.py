@@ -23,6 +23,7 @@ from snapshotter.fuse.abi import OUT_HEADER, READ_REQUEST
 from snapshotter.fuse.ring import Ring
 from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest
+from snapshotter.unproven import Pack
 from tests.snapshotter.daemon import Layer, encoded_index, make_layer
 from tests.snapshotter.fetch.blobs import FakeBlob
 
@@ -211,6 +212,32 @@ def test_without_prefetching_nothing_is_looked_for(bench: Bench) -> None:
     bench.process.ensure({"image": IMAGE, "digest": bench.layer.digest, "siblings": [], "layers": ["sha256:x"]})
     assert bench.process.hot({"image": IMAGE, "layers": ["sha256:x"]}) == {"state": "none"}
     assert _keys(bench) == []
+
+
+def test_a_pack_that_one_layer_refutes_is_doubted_in_all(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """In those too that a successor has not opened yet; what another pack brought stays."""
+    packs = [Pack(f"sha256:{digit * 64}", "registry.test/app", "", "") for digit in "cd"]
+    bench.ensure(IMAGE)
+    name = node_name(bench.layer.digest)
+    first = next(iter(bench.layer.contents.values()))
+    for start, pack in zip((2, 6), packs, strict=True):
+        data = memoryview(first[start * BLOCK : (start + 1) * BLOCK])
+        bench.process._layer(name).land_hot(start, start + 1, data, pack)
+    assert bench.process.status({})["alarms"] == []
+    bench.process._arrivals.close()
+    bench.process._layers.pop(name).close()
+    bench.process = bench.start()
+    bench.process._alarms.raise_("sha256:other", "other", [OTHER], packs[0], [(0, 1)], ["/bin/sh"], True)
+    deadline = time.monotonic() + 20.0
+    while name not in bench.process._layers or bench.process._layers[name].files.has(2, 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert bench.process._layers[name].files.has(6, 7)
+    bench.hand(name, bench.record().meta_size + 2 * BLOCK, time.monotonic())
+    assert bench.reply() == (0, first[2 * BLOCK : 3 * BLOCK])
+    [alarm] = bench.process.status({})["alarms"]
+    assert (alarm["layer"], alarm["images"], alarm["files"]) == ("sha256:other", (OTHER,), ("/bin/sh",))
+    caplog.clear()
 
 
 def test_an_image_has_one_host_whoever_names_it_first(bench: Bench) -> None:

@@ -4,9 +4,12 @@ from typing import Any
 
 from snapshotter.artifacts.finder import Finder
 from snapshotter.config import Config
+from snapshotter.errors import InvalidArgument, UserError
 from snapshotter.hotstore import HotStore
 from snapshotter.registry import IndexDirectory, Registry
 from snapshotter.registry.hotdir import HotDirectory
+from snapshotter.registry.reference import parse_repository
+from snapshotter.registry.storage import check_location
 from snapshotter.trust.policy import Policy
 from snapshotter.trust.quarantine import Quarantine
 
@@ -15,7 +18,7 @@ from .images import Images
 from .indexes import Indexes
 from .lookup import Lookup
 
-__all__ = ["Sources"]
+__all__ = ["Sources", "check_sources"]
 
 
 class Sources:
@@ -41,3 +44,18 @@ class Sources:
     def refused(self) -> list[dict[str, Any]]:
         """Artifacts that were found and not used, for `bootseer status`."""
         return self.lookup.refusals.rows()
+
+
+def check_sources(config: Config) -> None:
+    """UserError, in one line, for a directory or repository in the configuration that cannot be asked."""
+    options = [
+        ("[index] url", check_location, [config.index.url]),
+        ("[hotset] url", check_location, [config.hotset.url]),
+        ("[lookup] places", parse_repository, config.lookup.places),
+    ]
+    for option, parse, texts in options:
+        for text in texts:
+            try:
+                parse(text)
+            except InvalidArgument as error:
+                raise UserError(f"{option}: {error}") from error

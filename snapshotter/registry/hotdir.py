@@ -43,6 +43,8 @@ class HotDirectory:
     def close(self) -> None:
         """Close the idle connections."""
         self._transport.close()
+        if self._storage is not None:
+            self._storage.close()
 
     def find(self, image_key: str, workload: str) -> HotFile | None:
         """The hot set of this image and workload, or None; never raises for what the directory does."""

@@ -45,6 +45,8 @@ class IndexDirectory:
     def close(self) -> None:
         """Close the idle connections."""
         self._transport.close()
+        if self._storage is not None:
+            self._storage.close()
 
     def get(self, digest: Digest) -> bytes | None:
         """The index file of the layer `digest`, or None; never raises for what the directory does.

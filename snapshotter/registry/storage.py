@@ -37,6 +37,9 @@ class Storage(Protocol):
     def chunks(self, name: str, start: int, end: int) -> Generator[bytes]:
         """The file's bytes `[start, end)`."""
 
+    def close(self) -> None:
+        """Begin nothing more."""
+
 
 class LocalStorage:
     """A Storage below a directory."""
@@ -80,6 +83,9 @@ class LocalStorage:
         except OSError as exc:
             raise Transient(f"{path}: {exc.strerror}") from exc
 
+    def close(self) -> None:
+        """See Storage."""
+
 
 class UrlStorage:
     """A Storage at a URL, by way of fsspec. Thread-safe."""
@@ -114,6 +120,10 @@ class UrlStorage:
                 raise Transient(f"{self.locate(name)}: {len(chunk)} bytes came instead of [{start}, {stop})")
             start = stop
             yield chunk
+
+    def close(self) -> None:
+        """See Storage."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _bounded(self, name: str, size: int, call: Callable[[Any, str], _T]) -> _T:
         """What `call` gives for fsspec's storage and the file's path there, which brings `size` bytes; Transient when

@@ -12,6 +12,7 @@ from blockindex.model import BLOCK
 from snapshotter import carryover
 from snapshotter.blockstore import node_name
 from snapshotter.carryover import carry_over
+from snapshotter.errors import Precondition
 from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest
 from tests.snapshotter.images import gzip_layer
@@ -143,6 +144,15 @@ def test_as_a_program(root: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert out == "" and "no EROFS superblock" in err and err.count("\n") == 1
     meta.write_bytes(b"\xff" * 2 * BLOCK)
     assert carryover.main(argv) == 0 and json.loads(capsys.readouterr().out) == [], "it is not what layer.json says"
+
+
+def test_images_with_too_many_names_are_left_to_people(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(len(INDEXES[blob].metadata) for blob in (BASE, OLD_APP, NEW_APP))
+    monkeypatch.setattr(carryover, "_MOST_METADATA", size - 1)
+    with pytest.raises(Precondition, match="bootseer hotset carry"):
+        carry_over(root, f"{REPOSITORY}:2", NEW_LAYERS)
+    monkeypatch.setattr(carryover, "_MOST_METADATA", size)
+    assert len(carry_over(root, f"{REPOSITORY}:2", NEW_LAYERS)) == 1
 
 
 def test_keys_of_the_images() -> None:

@@ -37,38 +37,36 @@ class LayoutPlace:
 
     def held(self, image: ImageName) -> list[Held]:
         """See Place. Entries that are damaged, or whose blobs are not all there, count as missing."""
-        found: dict[Digest, Held] = {}
-        for entry in self._layout.entries():
-            if entry.get("artifactType") not in _TYPES:
-                continue
-            with suppress(InvalidArgument, NotFound):
-                digest = parse_digest(str(entry.get("digest")))
-                artifact = decode(self._layout.document(digest).body)
-                if _is_of(artifact, image) and all(self._layout.has(it.digest, it.size) for it in artifact.blobs):
-                    found[digest] = Held(artifact, digest, self._open)
-        return list(found.values())
+        return [
+            Held(artifact, digest, self._open)
+            for digest, artifact in self._listed().items()
+            if _is_of(artifact, image) and all(self._layout.has(it.digest, it.size) for it in artifact.blobs)
+        ]
 
     def put(self, artifact: Artifact, open_blob: OpenBlob) -> Placed:
-        """See Place. The blobs come first, then the manifest, its entries last."""
+        """See Place. The blobs come first, then the manifest, its entries last; then what it supersedes is removed.
+        All under the layout's lock: another's removal would not know of blobs that nothing lists yet."""
         tags = place_tags(artifact)
-        there = self._tagged(artifact, tags)
-        if there:
-            return Placed(True, there, tags)
-        body = encode(artifact)
-        digest = digest_of(body)
-        for blob in artifact.blobs:
-            if not self._layout.has(blob.digest, blob.size):
+        with self._layout.locked():
+            there = self._tagged(artifact, tags)
+            if there:
+                return Placed(True, there, tags)
+            body = encode(artifact)
+            digest = digest_of(body)
+            for blob in artifact.blobs:
                 self._layout.write(blob.digest, blob.size, open_blob(blob))
-        config = config_blob(artifact.kind)
-        self._layout.write(config.digest, config.size, [CONFIG])
-        self._layout.write(digest, len(body), [body])
-        entry: Entry = {
-            "mediaType": MANIFEST_TYPE,
-            "artifactType": artifact.kind.value,
-            "digest": digest,
-            "size": len(body),
-        }
-        self._layout.tag(entry, tags)
+            config = config_blob(artifact.kind)
+            self._layout.write(config.digest, config.size, [CONFIG])
+            self._layout.write(digest, len(body), [body])
+            before = self._listed()
+            entry: Entry = {
+                "mediaType": MANIFEST_TYPE,
+                "artifactType": artifact.kind.value,
+                "digest": digest,
+                "size": len(body),
+            }
+            self._layout.tag_locked(entry, tags)
+            self._remove_superseded(before)
         return Placed(False, digest, tags)
 
     def _tagged(self, artifact: Artifact, tags: tuple[str, ...]) -> str:
@@ -79,6 +77,27 @@ class LayoutPlace:
             if is_same(held.artifact, artifact) and all(leads.get(tag) == held.digest for tag in tags):
                 return held.digest
         return ""
+
+    def _listed(self) -> dict[Digest, Artifact]:
+        """All artifacts that are listed, by their manifests; those that are damaged are not."""
+        found: dict[Digest, Artifact] = {}
+        for entry in self._layout.entries():
+            if entry.get("artifactType") in _TYPES:
+                with suppress(InvalidArgument, NotFound):
+                    digest = parse_digest(str(entry.get("digest")))
+                    if digest not in found:
+                        found[digest] = decode(self._layout.document(digest).body)
+        return found
+
+    def _remove_superseded(self, before: dict[Digest, Artifact]) -> None:
+        """Remove the manifests that have lost their last tag, and those of their blobs that no other artifact has."""
+        now = self._listed()
+        kept = {blob.digest for artifact in now.values() for blob in artifact.blobs}
+        for digest in before.keys() - now.keys():
+            for blob in before[digest].blobs:
+                if blob.digest not in kept:
+                    self._layout.remove(blob.digest)
+            self._layout.remove(digest)
 
     def _open(self, blob: Blob) -> Iterator[bytes]:
         return self._layout.blob(blob.digest).stream(0, blob.size)

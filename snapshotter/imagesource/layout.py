@@ -122,34 +122,41 @@ class Layout:
                     temporary.unlink()
 
     @contextmanager
-    def changing(self) -> Iterator[list[Entry]]:
-        """The entries of `index.json`, to be changed in place; they are written at the end, unless it raises. Nobody
-        else changes them meanwhile."""
+    def locked(self) -> Iterator[None]:
+        """Nobody else changes what `index.json` lists meanwhile, nor removes a blob."""
         with _writing(self.directory):
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                path = self.directory / "index.json"
-                entries = self.entries()
-                before = list(entries)
-                yield entries
-                if entries != before:
-                    document = {**json.loads(path.read_bytes()), "manifests": entries}
-                    _replace(path, json.dumps(document, indent=2).encode())
+                yield
             finally:
                 os.close(descriptor)
 
     def tag(self, entry: Entry, names: Iterable[str]) -> None:
         """Have each of the names (tags) lead to `entry`, a descriptor; without names it is listed without one."""
-        with self.changing() as entries:
-            for name in tuple(names) or ("",):
-                notes = {**notes_of(entry), **({REF_NAME: name} if name else {})}
-                wanted = {**entry, **({"annotations": notes} if notes else {})}
-                if wanted in entries:
-                    continue
-                if name:
-                    entries[:] = [one for one in entries if tag_of(one) != name]
-                entries.append(wanted)
+        with self.locked():
+            self.tag_locked(entry, names)
+
+    def tag_locked(self, entry: Entry, names: Iterable[str]) -> None:
+        """The same, for a caller that has `locked` the layout."""
+        entries = self.entries()
+        before = list(entries)
+        for name in tuple(names) or ("",):
+            notes = {**notes_of(entry), **({REF_NAME: name} if name else {})}
+            wanted = {**entry, **({"annotations": notes} if notes else {})}
+            if wanted in entries:
+                continue
+            if name:
+                entries[:] = [one for one in entries if tag_of(one) != name]
+            entries.append(wanted)
+        if entries != before:
+            path = self.directory / "index.json"
+            _replace(path, json.dumps({**json.loads(path.read_bytes()), "manifests": entries}, indent=2).encode())
+
+    def remove(self, digest: str) -> None:
+        """Remove a blob that nothing listed refers to any more, with the layout `locked`."""
+        with suppress(FileNotFoundError):
+            self.path(digest).unlink()
 
 
 def tag_of(entry: Entry) -> str:

@@ -432,6 +432,26 @@ def test_hot_sets_as_files(layout: Path, tmp_path: Path, capsys: Out) -> None:
     assert code == 1 and "no hot set of workload 'other' (there is: default, train)" in capsys.readouterr().err
 
 
+def test_a_newer_set_in_a_layout(layout: Path, tmp_path: Path, capsys: Out) -> None:
+    """The older one is removed with its blobs, but for those that others have as well."""
+    (image,) = images(layout, "v2")
+    blobs, source = layout / "blobs" / "sha256", f"oci-layout:{layout}:v2"
+    for workload, packed in (("default", True), ("other", True)):
+        record(image, [BASE, NEW], workload, tmp_path / "sets", packed)
+    said(capsys, "index", "publish", source)
+    said(capsys, "hotset", "publish", source, "--from", tmp_path / "sets")
+    before = {path.name for path in blobs.iterdir()}
+    record(image, [BASE, NEW], "default", tmp_path / "sets", packed=False)
+    done = said(capsys, "hotset", "publish", source, "--from", tmp_path / "sets")
+    assert [(row["workload"], row["status"]) for row in done["sets"]] == [("default", "published"), ("other", "there")]
+    after = {path.name for path in blobs.iterdir()}
+    assert len(before - after) == 3 and len(after - before) == 2  # manifest, head and pack; manifest and head
+    again = said(capsys, "hotset", "publish", source, "--from", tmp_path / "sets")
+    assert {row["status"] for row in again["sets"]} == {"there"}
+    assert [row[1] for row in outcome(said(capsys, "index", "publish", source))] == ["there"]
+    assert {path.name for path in blobs.iterdir()} == after
+
+
 def test_hot_sets_that_are_not_to_be_published(layout: Path, tmp_path: Path, capsys: Out) -> None:
     (image,) = images(layout, "v2")
     files, source = tmp_path / "sets", f"oci-layout:{layout}"

@@ -56,9 +56,13 @@ class Answers(Generic[_T]):
             begun, future = self._under_way.get(question, (now, None))
             if future is None:
                 future = Future()
+                thread = threading.Thread(target=self._run, args=(question, look, future), name="lookup", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as exc:  # no thread to be had: the start goes without
+                    log.error("lookup.no_thread %s", fields(error=str(exc)))
+                    return None
                 self._under_way[question] = (now, future)
-                thread = threading.Thread(target=self._run, args=(question, look, future), name="artifact", daemon=True)
-                thread.start()
         try:
             return future.result(max(0.0, begun + self._timeout_s - self._clock()))
         except FutureTimeout:

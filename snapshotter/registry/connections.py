@@ -6,8 +6,6 @@ surface of requests lies in this file.
 
 import http.client
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,24 +31,17 @@ class _WatchedMixin:
         self._answered = False
         super().connect()  # type: ignore[misc]  # the mixin stands before an HTTPConnection
 
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        with self._watch():
-            super().request(*args, **kwargs)  # type: ignore[misc]  # as above
-
     def getresponse(self) -> urllib3.HTTPResponse:
-        with self._watch():
-            response: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]  # as above
-        self._answered = True
-        return response
-
-    @contextmanager
-    def _watch(self) -> Iterator[None]:
+        """Here a dead connection is met, also if it was dead while the request was sent: urllib3 then looks for an
+        answer all the same, for a server may refuse a body before it has come to its end."""
         try:
-            yield
+            response: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]  # as above
         except (http.client.RemoteDisconnected, ConnectionError) as exc:
             if self._answered:
                 raise StaleConnection from exc
             raise
+        self._answered = True
+        return response
 
 
 class _WatchedHTTP(_WatchedMixin, HTTPConnection):  # type: ignore[misc]  # narrower getresponse, same object

@@ -247,7 +247,7 @@ class Transport:
                 )
             except StaleConnection:
                 if isinstance(prepared.body, Upload):  # some of it may have got there: whoever sends it begins anew
-                    break
+                    raise ConnectionResetError("the connection was closed during the upload") from None
         raise ConnectionResetError("kept-alive connections keep closing")
 
     def _slot(self, host: str) -> threading.BoundedSemaphore:

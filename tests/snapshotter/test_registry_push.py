@@ -1,9 +1,12 @@
 """Pushing to real registries, through TLS, tokens and faults."""
 
 import contextlib
+import itertools
 import json
 import logging
 import random
+import socketserver
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -248,6 +251,37 @@ def test_retry_after(go_backend: str) -> None:
         with pytest.raises(Transient, match="429") as caught:
             push.put_blob(parse_reference(f"{front.host}/team/much-later"), DIGEST, len(DATA), chunks)
         assert caught.value.retry_after_s == 3000.0
+
+
+class Hasty(socketserver.StreamRequestHandler):
+    """A registry that refuses an upload after the first bytes, and hangs up on the rest."""
+
+    puts = 0
+
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            while self.rfile.readline().strip():
+                pass
+            if line.startswith(b"PUT"):
+                Hasty.puts += 1
+                self.wfile.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+                return
+            self.wfile.write(b"HTTP/1.1 202 Accepted\r\nLocation: /up\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_a_refusal_before_all_is_sent() -> None:
+    Hasty.puts = 0
+    with socketserver.TCPServer(("127.0.0.1", 0), Hasty) as server, pusher() as push:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            ref = parse_reference(f"127.0.0.1:{server.server_address[1]}/app")
+            with pytest.raises(InvalidArgument, match="HTTP status 413"):
+                push.put_blob(ref, DIGEST, 64 << 20, lambda: itertools.repeat(bytes(1 << 20), 64))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert Hasty.puts == 1
 
 
 class Sink:

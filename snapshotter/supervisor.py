@@ -1,50 +1,49 @@
-"""`bootseer serve`: the process that holds what must outlive every other, and starts the others again.
+"""The process that holds what must outlive every other, and starts the others again.
 
-It keeps the FUSE connection, its mount, the request ring and the doorbell, and forks three workers:
+It keeps the FUSE connection, its mount, the request ring and the doorbell (`supervise.kept`), and forks workers:
   block    reads the FUSE connection, answers hits                      (`fuse.server`)
   fetch    brings missing blocks, answers misses                        (`fetch.process`)
   service  containerd's snapshots service, mounts layers, answers the CLI   (`containerd.process`)
 Any of them may be killed at any moment: the ring holds the requests in flight, readers wait some milliseconds. Workers
-are forked, not executed, so a successor runs the very code of its predecessor even while the package is being replaced
-on disk, and is at work within milliseconds; the supervisor therefore has one thread, imports what the first two need
-before it forks (never gRPC, which does not survive a fork), and does nothing but watch. A worker whose
-leader is a zombie while a thread is stuck in the kernel counts as dead; a block server whose heart does not beat for
-`_STUCK_S` is killed. One daemon a run directory and a root, by locks that the workers inherit: they are free once all
-have ended. A connection that was aborted is replaced: all workers end, and start again with a new one.
+are forked, not executed, so a successor runs the very code of its predecessor whatever has been put on disk since, and
+is at work within milliseconds. So all they run is loaded here before the first fork of each; gRPC too, which survives a
+fork as long as nobody has used it. The supervisor has one thread, and does nothing but watch. A worker whose leader is
+a zombie while a thread is stuck in the kernel counts as dead; a block server whose heart does not beat for `_STUCK_S`
+is killed.
+
+Block server and fetch process are made to be killed, and so they are ended; SIGTERM, which a service manager sends to
+the whole group, means nothing to them. On SIGHUP the supervisor becomes the code that is installed now
+(`supervise.upgrade`): it is executed, finds the workers of the old code among its children, and replaces them.
 """
 
 import contextlib
 import ctypes
-import fcntl
+import enum
 import json
 import logging
 import os
-import resource
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from .attach import unmount_dead
-from .blockstore import BlockStore
-from .config import Config
-from .errors import UserError
-from .fuse.device import Connection, connect
 from .fuse.ring import Ring
-from .kernel.heap import limit_arenas
-from .record import log as record_log
+from .kernel import sdnotify
+from .supervise.kept import Handover, Resources, Worker
+from .supervise.upgrade import Trial, command_line
+from .version import VERSION
 
-__all__ = ["Resources", "Supervisor", "run"]
+__all__ = ["Ended", "Supervisor", "Task"]
 
 _log = logging.getLogger(__name__)
 
 _STUCK_S = 15.0
 _TICK_S = 1.0
 _STOP_S = 5.0
+_SETTLE_S = 0.2
 _BACKOFF_MAX_S = 0.5
 _SHORT_LIFE_S = 1.0
 _AT_ONCE = 5
@@ -52,81 +51,122 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
-    """What outlives the workers: descriptors of the FUSE connection, of the ring's memory and of the doorbell."""
+class Task:
+    """What a worker is: `load` imports all that `main` runs, in the supervisor; `main` runs in the worker. `orderly`:
+    it is asked to end, and has `_STOP_S` for it; others are killed."""
 
-    connection: Connection
-    ring: int
-    doorbell: int
+    name: str
+    main: Callable[[], None]
+    load: Callable[[], None] = lambda: None
+    orderly: bool = False
 
-    @staticmethod
-    def create() -> "Resources":
-        """Open them all; the daemon's start needs root and /dev/fuse."""
-        try:
-            connection = connect()
-        except OSError as error:
-            raise UserError(f"cannot open a FUSE connection: {error} (modprobe fuse; /dev/fuse must exist)") from error
-        return Resources(connection, Ring.create(), os.eventfd(0, os.EFD_CLOEXEC))
 
-    def close(self) -> None:
-        """Close them all."""
-        for fd in (self.connection.device, self.connection.mount, self.ring, self.doorbell):
-            os.close(fd)
+class Ended(enum.Enum):
+    """Why `Supervisor.run` returned; only in the last case the workers live on."""
+
+    STOPPED = "stopped"
+    CONNECTION = "connection"
+    UPGRADE = "upgrade"
 
 
 @dataclass(slots=True)
 class _Worker:
-    name: str
-    main: Callable[[], None]
+    task: Task
     pid: int = 0
     pidfd: int = -1
     started: float = 0.0
     restarts: int = -1
     short_lives: int = 0
-    not_before: float = field(default=0.0)
+    not_before: float = 0.0
+    loaded: bool = False
+    old: bool = False  # runs the code from before an upgrade
+    kill_at: float = 0.0  # has been told to end, because it was old
+
+    @property
+    def name(self) -> str:
+        return self.task.name
 
 
 class Supervisor:
     """Runs the workers until it is told to stop."""
 
-    def __init__(self, resources: Resources, run_dir: Path, mains: dict[str, Callable[[], None]]) -> None:
-        """`mains`: what each worker runs, in the order in which they are started. Returning ends the worker; the block
-        server's returns when the connection has ended, and nothing else ends it without an error."""
+    def __init__(
+        self,
+        resources: Resources,
+        run_dir: Path,
+        tasks: Sequence[Task],
+        ready: int,
+        locks: dict[str, int],
+        before: Handover,
+    ) -> None:
+        """`tasks` in the order in which they are started. `ready`: an eventfd that is written when the service serves.
+        `before`: from it come the workers of the old code. Main returning ends the worker; the block server's returns
+        when the connection has ended, and nothing else ends it without an error."""
         self._ring = Ring(resources.ring)
-        self._processes = run_dir / "processes.json"
-        self._workers = [_Worker(name, main) for name, main in mains.items()]
-        self._stopping = False
-        self.connection_ended = False
+        self._kept = {**resources.named(), **locks}
+        self._ready = ready
+        self._processes, self._reloaded = run_dir / "processes.json", run_dir / "reload.json"
+        self._workers = [_Worker(task) for task in tasks]
+        for row in before.workers:
+            self._adopt(row)
+        self._reloads, self._to_tell = before.reloads, bool(before.workers)
+        self._ended: Ended | None = None
+        self._asked = False
+        self._trial: Trial | None = None
         self._beats = (0, time.monotonic())
 
-    def run(self) -> int:
+    def run(self) -> Ended:
         """Start the workers, watch them, and end them on SIGTERM or SIGINT, or when the block server has found that
-        the connection is no more (`connection_ended`). Returns the exit code."""
+        the connection is no more. They are not ended when newer code is to take over: `handover` has them then."""
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         previous = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        signal.signal(signal.SIGHUP, self._ask)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._ended = None
         try:
-            while not self._stopping:
+            while self._ended is None:
                 self._tend()
-                ready = [wake, *(worker.pidfd for worker in self._workers if worker.pidfd >= 0)]
+                ready = [wake, self._ready, *(worker.pidfd for worker in self._workers if worker.pidfd >= 0)]
+                ready += [self._trial.pidfd] if self._trial else []
+                readable, _, _ = select.select(ready, [], [], 0.0 if self._ended else self._patience())
                 with contextlib.suppress(BlockingIOError):
-                    select.select(ready, [], [], self._patience())
                     os.read(wake, 64)
-            return 0
+                if self._ready in readable:
+                    self._serves()
+            return self._ended
         finally:
-            self._end_workers()
+            if self._ended is not Ended.UPGRADE:
+                sdnotify.notify("STOPPING=1")
+                self._end_workers()
             signal.set_wakeup_fd(previous)
             os.close(wake)
             os.close(waker)
 
+    def handover(self) -> Handover:
+        """What newer code needs in order to go on."""
+        workers = [Worker(worker.name, worker.pid, worker.restarts) for worker in self._workers if worker.pid]
+        return Handover(self._kept, tuple(workers), self._reloads)
+
     def _stop(self, *_: object) -> None:
-        self._stopping = True
+        self._ended = Ended.STOPPED
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
 
     def _patience(self) -> float:
-        waits = [worker.not_before - time.monotonic() for worker in self._workers if not worker.pid]
-        return max(0.0, min([_TICK_S, *waits]))
+        moments = [worker.not_before for worker in self._workers if not worker.pid]
+        if self._upgrading() and not any(worker.kill_at for worker in self._workers):
+            moments.append(max(worker.started for worker in self._workers) + _SETTLE_S)
+        now = time.monotonic()
+        return max(0.0, min([_TICK_S, *(moment - now for moment in moments)]))
+
+    def _upgrading(self) -> bool:
+        """Whether a worker of the old code is left."""
+        return any(worker.old for worker in self._workers)
+
+    # -- one look at everything --------------------------------------------------------------------------------------
 
     def _tend(self) -> None:
         changed = False
@@ -134,12 +174,18 @@ class Supervisor:
             if worker.pid and self._is_dead(worker):
                 self._bury(worker)
                 changed = True
-            if not worker.pid and time.monotonic() >= worker.not_before:
+            elif worker.kill_at and time.monotonic() >= worker.kill_at:
+                os.kill(worker.pid, signal.SIGKILL)
+            if not worker.pid and time.monotonic() >= worker.not_before and self._ended is None:
                 self._spawn(worker)
                 changed = True
         self._kill_stuck()
         if changed:
             self._publish()
+        self._replace()
+        self._consider()
+        if "WATCHDOG_USEC" in os.environ:
+            sdnotify.notify("WATCHDOG=1")
 
     @staticmethod
     def _is_dead(worker: _Worker) -> bool:
@@ -156,18 +202,26 @@ class Supervisor:
         """Take note of a dead worker. waitpid may not return yet while one of its threads is stuck: not waited for."""
         with contextlib.suppress(ChildProcessError):
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
-            _log.warning("worker.died name=%s pid=%d status=%d", worker.name, worker.pid, status)
+            if worker.kill_at:
+                _log.info("worker.replaced name=%s pid=%d", worker.name, worker.pid)
+            else:
+                _log.warning("worker.died name=%s pid=%d status=%d", worker.name, worker.pid, status)
             if worker.name == "block" and pid and not status:
-                self.connection_ended = self._stopping = True
+                self._ended = Ended.CONNECTION
         if worker.pidfd >= 0:
             os.close(worker.pidfd)
         lived_s = time.monotonic() - worker.started
-        worker.short_lives = worker.short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
+        worker.short_lives = worker.short_lives + 1 if lived_s < _SHORT_LIFE_S and not worker.kill_at else 0
+        worker.restarts -= bool(worker.kill_at)  # that was no death
         # the first restarts are at once, for readers are waiting; a worker that cannot live must not eat the CPU
         wait_s = 0.0 if worker.short_lives < _AT_ONCE else min(_BACKOFF_MAX_S, 0.01 * worker.short_lives)
         worker.pid, worker.pidfd, worker.not_before = 0, -1, time.monotonic() + wait_s
+        worker.old, worker.kill_at = False, 0.0
 
     def _spawn(self, worker: _Worker) -> None:
+        if not worker.loaded:
+            worker.task.load()
+            worker.loaded = True
         supervisor = os.getpid()
         try:
             pid = os.fork()
@@ -176,7 +230,7 @@ class Supervisor:
             worker.not_before = time.monotonic() + _BACKOFF_MAX_S
             return
         if pid == 0:
-            _become(worker.name, worker.main, supervisor)
+            _become(worker.task, supervisor)
         worker.pid, worker.pidfd = pid, _pidfd(pid)
         worker.started = time.monotonic()
         worker.restarts += 1
@@ -197,22 +251,90 @@ class Supervisor:
 
     def _publish(self) -> None:
         rows = [{"name": worker.name, "pid": worker.pid, "restarts": worker.restarts} for worker in self._workers]
-        temporary = self._processes.with_suffix(".new")
+        self._write(self._processes, [{"name": "supervisor", "pid": os.getpid(), "restarts": 0}, *rows])
+
+    @staticmethod
+    def _write(file: Path, value: object) -> None:
+        temporary = file.with_suffix(".new")
         try:
-            temporary.write_text(json.dumps([{"name": "supervisor", "pid": os.getpid(), "restarts": 0}, *rows]))
-            temporary.rename(self._processes)
-        except OSError as error:  # it is for `bootseer status` only
-            _log.error("processes.not_written file=%s error=%r", self._processes, str(error))
+            temporary.write_text(json.dumps(value))
+            temporary.rename(file)
+        except OSError as error:  # they are for `bootseer status` and `bootseer reload` only
+            _log.error("%s.not_written file=%s error=%r", file.stem, file, str(error))
+
+    # -- upgrade -----------------------------------------------------------------------------------------------------
+
+    def _consider(self) -> None:
+        """Try the installed code when somebody has asked for it; give way to it when it is good."""
+        if self._asked and self._trial is None and not self._upgrading():
+            self._asked = False
+            self._reloads += 1
+            sdnotify.notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+            try:
+                self._trial = Trial(command_line(), self.handover())
+            except OSError as error:
+                self.refused(f"the installed version cannot be started: {error}")
+        if self._trial is not None and (problem := self._trial.outcome()) is not None:
+            self._trial = None
+            if problem:
+                self.refused(problem)
+            elif self._ended is None:
+                self._ended = Ended.UPGRADE
+
+    def refused(self, problem: str) -> None:
+        """The installed code did not take over; this one goes on."""
+        _log.error("upgrade.refused reason=%r", problem)
+        self._write(self._reloaded, {"count": self._reloads, "problem": problem})
+        sdnotify.notify("READY=1")
+
+    def _adopt(self, row: Worker) -> None:
+        for worker in self._workers:
+            if worker.name == row.name:
+                worker.pid, worker.pidfd, worker.restarts = row.pid, _pidfd(row.pid), row.restarts
+                worker.old = True
+
+    def _replace(self) -> None:
+        """Once all code is loaded, tell the first worker of the old code to end, if nothing else is changing."""
+        if not self._upgrading():
+            return
+        now = time.monotonic()
+        for worker in self._workers:
+            if not worker.loaded:
+                worker.task.load()
+                worker.loaded = True
+        if any(not worker.pid or worker.kill_at or now - worker.started < _SETTLE_S for worker in self._workers):
+            return
+        worker = next(worker for worker in self._workers if worker.old)
+        worker.kill_at = now + _STOP_S
+        os.kill(worker.pid, signal.SIGTERM if worker.task.orderly else signal.SIGKILL)
+
+    def _serves(self) -> None:
+        """The service is at work: of the new code, if there was an upgrade."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._ready)
+        sdnotify.notify("READY=1")
+        if self._to_tell and not self._upgrading():
+            self._to_tell = False
+            _log.info("upgrade.done version=%s", VERSION)
+            self._write(self._reloaded, {"count": self._reloads, "problem": ""})
+
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def _end_workers(self) -> None:
         """The service first, so that nothing new begins; then those that answer reads."""
+        if self._trial is not None:
+            self._trial.cancel()
+            self._trial = None
         for worker in reversed(self._workers):
             if worker.pid:
                 self._end(worker)
+                worker.pid = 0
         self._processes.unlink(missing_ok=True)
+        self._reloaded.unlink(missing_ok=True)
 
     def _end(self, worker: _Worker) -> None:
-        for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 1.0)):
+        orderly = [(signal.SIGTERM, _STOP_S)] if worker.task.orderly else []
+        for number, patience_s in (*orderly, (signal.SIGKILL, 1.0)):
             os.kill(worker.pid, number)
             give_up = time.monotonic() + patience_s
             while time.monotonic() < give_up:
@@ -233,7 +355,7 @@ def _pidfd(pid: int) -> int:
         return -1
 
 
-def _become(name: str, main: Callable[[], None], supervisor: int) -> None:
+def _become(task: Task, supervisor: int) -> None:
     """In the forked child: be the worker, and never return into the supervisor's code."""
     code = 1
     try:
@@ -241,81 +363,17 @@ def _become(name: str, main: Callable[[], None], supervisor: int) -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:  # it died before it could take us along
             return
-        libc.prctl(_PR_SET_NAME, f"bootseer-{name}".encode())
+        libc.prctl(_PR_SET_NAME, f"bootseer-{task.name}".encode())
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
-        main()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole group; the supervisor decides
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if task.orderly else signal.SIG_IGN)
+        task.main()
         code = 0
     except BaseException:
-        _log.exception("worker.failed name=%s", name)
+        _log.exception("worker.failed name=%s", task.name)
     finally:
         with contextlib.suppress(Exception):
             sys.stderr.flush()
         os._exit(code)
-
-
-def run(config: Config) -> int:
-    """Be the daemon of this configuration until SIGTERM or SIGINT. Layers stay mounted when it ends."""
-    if os.geteuid() != 0:
-        raise UserError("serve needs root: it mounts file systems")
-    run_dir = Path(config.run)
-    run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-    Path(config.root).mkdir(mode=0o711, parents=True, exist_ok=True)
-    with (run_dir / "lock").open("a+") as run_lock, (Path(config.root) / "store.lock").open("a+") as store_lock:
-        _lock(run_lock, run_dir, "run")
-        _lock(store_lock, Path(config.root), "root")
-        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, soft_limit))
-        limit_arenas(1)  # the interpreter lock lets threads allocate one at a time anyway
-        store = BlockStore(Path(config.root))
-        store.recover(Path("/proc/sys/kernel/random/boot_id").read_text())
-        record_log.create(record_log.directory(config.root_path))
-        while True:
-            unmount_dead(Path(config.root))
-            resources = Resources.create()
-            supervisor = Supervisor(resources, run_dir, _mains(config, resources, store))
-            code = supervisor.run()
-            if not supervisor.connection_ended:
-                return code
-            # aborted, by an administrator or by the kernel: with a new one the mounts come back, as at any start
-            _log.error("connection.ended a new one is opened")
-            resources.close()
-            time.sleep(_BACKOFF_MAX_S)
-
-
-def _lock(file: IO[str], directory: Path, option: str) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another daemon runs with {directory}: stop it, or give this one its own `{option}`") from None
-
-
-def _mains(config: Config, resources: Resources, store: BlockStore) -> dict[str, Callable[[], None]]:
-    """What each worker runs. Each lets go of the descriptors it must not hold: a copy of the mount in the block server,
-    or of the connection in the service, would keep a dead connection alive."""
-    from .fetch.process import main as fetch_main  # here: only a daemon needs it, and before it forks
-    from .fuse.server import BlockServer
-
-    connection, ring, doorbell = resources.connection, resources.ring, resources.doorbell
-
-    def block() -> None:
-        os.close(connection.mount)
-        notes = record_log.Notes(record_log.directory(config.root_path))
-        resend = config.resend == "auto"
-        BlockServer(Ring(ring), connection.device, doorbell, store.layers, notes, resend).run()
-
-    def fetch() -> None:
-        os.close(connection.mount)
-        fetch_main(config, Ring(ring), connection.device, doorbell)
-
-    def service() -> None:
-        from .containerd.process import main
-
-        os.close(connection.device)
-        os.close(ring)
-        os.close(doorbell)
-        main(config, connection.mount)
-
-    return {"block": block, "fetch": fetch, "service": service}

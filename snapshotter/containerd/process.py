@@ -9,9 +9,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from snapshotter.record.log import directory
 from snapshotter.record.recorder import Recorder
 from snapshotter.record.records import Records
 from snapshotter.rpc import Handler, Server
+from snapshotter.version import VERSION
 from snapshotter.workload.starts import Starts
 
 from .containers import ContainerdContainers
@@ -44,8 +44,8 @@ __all__ = ["main"]
 _log = logging.getLogger(__name__)
 
 
-def main(config: Config, mount_fd: int) -> None:
-    """Serve until SIGTERM."""
+def main(config: Config, mount_fd: int, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM; `ready` is called when containerd can connect."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     root, run = Path(config.root), Path(config.run)
@@ -119,7 +119,7 @@ def main(config: Config, mount_fd: int) -> None:
 
 
 _RESTORE_S = 2.0
-_COPY_S = 5.0  # what a damaged snapshot store may lack of the latest
+_COPY_S = 2.0  # what a damaged snapshot store may lack of the latest
 
 
 def _recorder(config: Config, store: BlockStore, attacher: Attacher, layers: Layers, records: Records) -> Recorder:
@@ -198,7 +198,7 @@ def _status(
     except SnapshotterError as error:
         fetch = {"layers": [], "problem": str(error)}
     return {
-        "version": version("bootseer"),
+        "version": VERSION,
         "pid": processes[0]["pid"],
         "processes": processes,
         "prepares": asdict(snapshots.counters()),

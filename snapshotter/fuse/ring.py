@@ -17,8 +17,9 @@ other it handles again. A new fetch process turns every TAKEN slot back into HAN
 request that was answered just before its process died are refused by the kernel with ENOENT, which is harmless.
 
 Layout: `[header 4096][states, one byte a slot][scratch][slots, 128 bytes each]`. Header: flags u32 at 0 (bit 0: INIT
-done, bit 1: resend agreed, bit 2: async direct I/O agreed), heartbeat u64 at 8. In a slot: at 96 the count of restarts
-that found it OWNED (u8), at 104 when it was HANDED (f64, monotonic seconds). A slot holds a whole READ request (80
+done, bit 1: resend agreed, bit 2: async direct I/O agreed), heartbeat u64 at 8, number of the layout u32 at 16: a ring
+outlives even the version that made it. In a slot: at 96 the count of restarts that found it OWNED (u8), at 104 when it
+was HANDED (f64, monotonic seconds). A slot holds a whole READ request (80
 bytes); what is longer (LOOKUP names, FORGETs) runs over into the scratch area, of which one is enough for the reason
 above.
 """
@@ -47,6 +48,9 @@ _INIT_DONE, _RESEND, _ASYNC_DIO = 1, 2, 4
 _FLAGS = struct.Struct("=I")
 _BEAT = struct.Struct("=Q")
 _SINCE = struct.Struct("=d")
+_LAYOUT = struct.Struct("=I")
+_LAYOUT_AT = 16
+_THIS_LAYOUT = 1  # to be raised with any change of what stands above
 
 
 class Ring:
@@ -62,7 +66,14 @@ class Ring:
         """A new, empty ring: its memfd (close-on-exec; caller owns it). Pages are taken as slots are first used."""
         fd = os.memfd_create("bootseer-ring")
         os.ftruncate(fd, _SIZE)
+        os.pwrite(fd, _LAYOUT.pack(_THIS_LAYOUT), _LAYOUT_AT)
         return fd
+
+    @staticmethod
+    def fits(fd: int) -> bool:
+        """Whether this code can go on with the ring of that memfd, which another version may have made."""
+        written = os.pread(fd, _LAYOUT.size, _LAYOUT_AT)
+        return os.fstat(fd).st_size == _SIZE and written == _LAYOUT.pack(_THIS_LAYOUT)
 
     def close(self) -> None:
         """Unmap; the ring itself lives on in its memfd."""

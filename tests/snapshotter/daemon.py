@@ -116,6 +116,7 @@ class Daemon:
 
     def start(self) -> None:
         """Start it and wait until it serves."""
+        (self.run / "bootseer.sock").unlink(missing_ok=True)  # of one that was killed
         self._process = subprocess.Popen([BOOTSEER, "serve", "--config", str(self._config)])
         deadline = time.monotonic() + 30
         while True:

@@ -13,7 +13,8 @@ from pathlib import Path
 from snapshotter import log, supervisor
 from snapshotter.fuse.device import Connection
 from snapshotter.fuse.ring import Ring
-from snapshotter.supervisor import Resources, Supervisor
+from snapshotter.supervise.kept import Handover, Resources
+from snapshotter.supervisor import Ended, Supervisor, Task
 
 supervisor._TICK_S = 0.05
 supervisor._STUCK_S = 0.2
@@ -40,9 +41,10 @@ def main(case: str, directory: Path) -> int:
     elif case == "deaf":
         mains["service"] = _deaf
     noted = {name: _noted(directory / f"{name}.starts", toy) for name, toy in mains.items()}
-    running = Supervisor(resources, directory, noted)
-    code = running.run()
-    return 99 if running.connection_ended else code
+    tasks = [Task(name, noted[name], orderly=name == "service") for name in noted]
+    ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    running = Supervisor(resources, directory, tasks, ready, {}, Handover())
+    return 99 if running.run() is Ended.CONNECTION else 0
 
 
 def _noted(file: Path, toy: Main) -> Main:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter.errors import UserError
-from snapshotter.supervisor import _lock
+from snapshotter.supervise.kept import lock
 
 PATIENCE_S = 20.0
 WORKERS = ("block", "fetch", "service")
@@ -174,12 +174,12 @@ def test_a_full_run_directory_does_not_end_the_daemon(tmp_path: Path) -> None:
 
 def test_a_directory_is_one_daemons(tmp_path: Path) -> None:
     """Another one would sweep what this one is bringing in."""
-    with (tmp_path / "lock").open("a+") as ours, (tmp_path / "lock").open("a+") as other:
-        _lock(ours, tmp_path, "root")
-        with pytest.raises(UserError, match=r"another daemon runs with .* its own `root`"):
-            _lock(other, tmp_path, "root")
-    with (tmp_path / "lock").open("a+") as later:
-        _lock(later, tmp_path, "root")
+    ours = lock(tmp_path, "lock", "root", {})
+    with pytest.raises(UserError, match=r"another daemon runs with .* its own `root`"):
+        lock(tmp_path, "lock", "root", {})
+    assert lock(tmp_path, "lock", "root", {"root": ours}) == ours, "what the code before held"
+    os.close(ours)
+    os.close(lock(tmp_path, "lock", "root", {}))
 
 
 def test_the_end_of_the_connection_ends_all_workers(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""`bootseer serve`: the daemon put together, from locks, descriptors, block store and workers.
+
+One daemon a run directory and a root, by locks. The workers that read the connection or write the store inherit them,
+so that they are free once all of these have ended; the service does not, because it may be stuck for as long as nobody
+answers its read, and would keep out the very daemon that is to answer it. A connection that was aborted is replaced:
+all workers end, and start again with a new one.
+"""
+
+import logging
+import os
+import resource
+import time
+from importlib import import_module
+from pathlib import Path
+
+from .attach import unmount_dead
+from .blockstore import BlockStore
+from .config import Config
+from .errors import UserError
+from .fuse.ring import Ring
+from .kernel.heap import limit_arenas
+from .record import log as record_log
+from .supervise.kept import Handover, Resources, lock, require_same
+from .supervise.upgrade import become, command_line
+from .supervisor import Ended, Supervisor, Task
+
+__all__ = ["check", "run"]
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.5
+_LATE = (
+    "encodings.ascii",
+    "grpc._channel",
+    "grpc._interceptor",
+    "grpc._server",
+    "grpc._simple_stubs",
+    "grpc.experimental",
+)
+"""What gRPC imports only when it is used."""
+
+
+def run(config: Config) -> int:
+    """Be the daemon of this configuration until SIGTERM or SIGINT. Layers stay mounted when it ends."""
+    before = Handover.received(os.environ)
+    locks = _locks(config, before)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    limit_arenas(1)  # the interpreter lock lets threads allocate one at a time anyway
+    store = BlockStore(config.root_path)
+    if not before.workers:  # else they are at work on it
+        store.recover(Path("/proc/sys/kernel/random/boot_id").read_text())
+        (Path(config.run) / "reload.json").unlink(missing_ok=True)
+    record_log.create(record_log.directory(config.root_path))
+    resources = Resources.taken_from(before.descriptors)
+    used = {*locks.values(), *(resources.named().values() if resources else ())}
+    before.close_but(used)
+    ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    while True:
+        if resources is None:
+            unmount_dead(config.root_path)
+            resources = Resources.create()
+            resources.keep()
+        else:
+            _log.info("connection.taken tag=%s", resources.tag)
+        tasks = _tasks(config, resources, store, ready, locks)
+        supervisor = Supervisor(resources, Path(config.run), tasks, ready, locks, before)
+        while (ended := supervisor.run()) is Ended.UPGRADE:
+            become(command_line(), supervisor.handover())
+            supervisor.refused("the installed version cannot be executed")
+        if ended is Ended.STOPPED:
+            return 0
+        # aborted, by an administrator or by the kernel: with a new one the mounts come back, as at any start
+        _log.error("connection.ended a new one is opened")
+        resources.close()
+        resources, before = None, Handover()
+        time.sleep(_PAUSE_S)
+
+
+def check(config: Config) -> None:
+    """Whether this code could be the daemon of this configuration, after the one that started it: UserError if not.
+    Loads all that a daemon loads, and changes nothing."""
+    before = Handover.received(os.environ)
+    for option, path, file in _locked(config):
+        require_same(path, file, option, before.descriptors)
+    if before.workers and Resources.taken_from(before.descriptors) is None:
+        raise UserError("this version cannot go on with the requests of the one that runs: that needs a restart")
+    for load in (_load_block, _load_fetch, _load_service):
+        load()
+
+
+def _locked(config: Config) -> list[tuple[str, Path, str]]:
+    """Option, directory and lock of what one daemon has for itself."""
+    return [("run", Path(config.run), "lock"), ("root", config.root_path, "store.lock")]
+
+
+def _locks(config: Config, before: Handover) -> dict[str, int]:
+    """The daemon's locks, by option; the directories are made."""
+    if os.geteuid() != 0:
+        raise UserError("serve needs root: it mounts file systems")
+    for _, path, _ in _locked(config):
+        path.mkdir(mode=0o711, parents=True, exist_ok=True)
+    return {option: lock(path, file, option, before.descriptors) for option, path, file in _locked(config)}
+
+
+def _tasks(config: Config, resources: Resources, store: BlockStore, ready: int, locks: dict[str, int]) -> list[Task]:
+    """The workers. Each lets go of the descriptors it must not hold: a copy of the mount in the block server, or of the
+    connection in the service, would keep a dead connection alive."""
+    connection, ring, doorbell = resources.connection, resources.ring, resources.doorbell
+
+    def block() -> None:
+        from .fuse.server import BlockServer
+
+        os.close(connection.mount)
+        notes = record_log.Notes(record_log.directory(config.root_path))
+        resend = config.resend == "auto"
+        BlockServer(Ring(ring), connection.device, doorbell, store.layers, notes, resend).run()
+
+    def fetch() -> None:
+        from .fetch.process import main
+
+        os.close(connection.mount)
+        main(config, Ring(ring), connection.device, doorbell)
+
+    def service() -> None:
+        from .containerd.process import main
+
+        for fd in (connection.device, ring, doorbell, *locks.values()):
+            os.close(fd)
+        main(config, connection.mount, lambda: os.eventfd_write(ready, 1))
+
+    return [
+        Task("block", block, _load_block),
+        Task("fetch", fetch, _load_fetch),
+        Task("service", service, _load_service, orderly=True),
+    ]
+
+
+def _load_block() -> None:
+    from .fuse import server  # noqa: F401
+
+
+def _load_fetch() -> None:
+    from blockindex.inflatelib import inflate_library
+
+    from .fetch import process  # noqa: F401
+
+    inflate_library()
+
+
+def _load_service() -> None:
+    from .containerd import process  # noqa: F401
+
+    for name in ("encodings.ascii", "grpc.experimental", *(f"grpc._{part}" for part in _LATE)):
+        import_module(name)

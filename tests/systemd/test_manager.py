@@ -1,0 +1,371 @@
+"""The daemon under a service manager that keeps its descriptors: restarts and upgrades are a pause, never an error.
+
+The manager is a small true one (`manager.py`), so these tests are quick; `test_systemd.py` has systemd itself.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotter.rpc import call
+from tests.snapshotter.daemon import (
+    BOOTSEER,
+    Daemon,
+    Layer,
+    drop_caches,
+    expected,
+    make_layer,
+    origin,
+    reader,
+    write_index,
+)
+from tests.snapshotter.rangeserver import Hold, RangeServer
+from tests.systemd.manager import Manager
+
+pytestmark = pytest.mark.system
+
+_NO_STREAM = "[fetch]\nbackground = false\nspan_growth_kib = 256\n"
+_PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def layer() -> Layer:
+    return make_layer(files=32, size=256 << 10)
+
+
+class Managed(Daemon):
+    """A daemon whose process is the manager's."""
+
+    def __init__(self, home: Path, registry: RangeServer, toml: str, program: str = BOOTSEER) -> None:
+        super().__init__(home, registry, toml)
+        self.manager = Manager([program, "serve", "--config", str(home / "config.toml")], home / "log")
+
+    def start(self) -> None:
+        self.manager.__enter__()
+        self.manager.until("READY=1")
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.manager.__exit__()
+
+    def reload(self, program: str = BOOTSEER) -> subprocess.CompletedProcess[str]:
+        """`bootseer reload`."""
+        words = [program, "reload", "--config", str(self.home / "config.toml")]
+        return subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+
+
+@pytest.fixture
+def toml(tmp_path: Path, layer: Layer) -> str:
+    """A configuration with the layer's index: a layer that is read by and by."""
+    write_index(tmp_path / "indexes", layer)
+    return f'[index]\nurl = "{tmp_path}/indexes"\n{_NO_STREAM}'
+
+
+class Gate:
+    """A registry's behaviour: nothing comes before `open`."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+    def __call__(self, request: object) -> Hold:
+        return Hold(after=-1, until=self.open)
+
+
+@pytest.mark.parametrize(
+    ("number", "way"), [(signal.SIGTERM, "loop"), (signal.SIGKILL, "loop"), (signal.SIGKILL, "file")]
+)
+def test_readers_wait_while_the_daemon_is_started_again(
+    tmp_path: Path, layer: Layer, toml: str, number: int, way: str
+) -> None:
+    """One reader waits for the registry, another begins while no daemon runs; both get their bytes from the next."""
+    gate = Gate()
+    toml = f'{toml}[mount]\nattach = "{way}"\n'
+    with origin(layer, behaviour=gate) as registry, Managed(tmp_path, registry, toml) as daemon:
+        mount = daemon.prepare(layer)
+        first = reader("read", mount / "f0001", mount / "f0002")
+        _until(lambda: daemon.status()["requests_in_flight"] > 0)
+        kept = dict(daemon.manager.stored)
+        assert sorted(name.partition(".")[0] for name in kept) == ["device", "doorbell", "mount", "ring"]
+        daemon.manager.stop(number)
+        second = reader("mmap", mount / "f0020")
+        gate.open.set()
+        time.sleep(0.2)
+        assert first.poll() is None and second.poll() is None, "it did not wait"
+        daemon.manager.start()
+        daemon.manager.until("READY=1")
+        assert _digests(first) == expected(layer, "f0001", "f0002")
+        assert _digests(second) == expected(layer, "f0020")
+        assert daemon.manager.stored == kept, "the same connection"
+        assert "connection.taken" in daemon.manager.log and "attach.healed" not in daemon.manager.log
+        assert daemon.status()["layers"][0]["mount"] == str(mount)
+
+
+def test_one_restart_after_the_other_under_readers(tmp_path: Path, layer: Layer, toml: str) -> None:
+    """Restarts, kills of the daemon and of its workers, and reloads in turn, while all is read again and again."""
+    with origin(layer) as registry, Managed(tmp_path, registry, toml) as daemon:
+        paths = [daemon.prepare(layer) / name for name in sorted(layer.contents)]
+        for turn in range(3):
+            drop_caches()
+            reading = reader("read" if turn % 2 else "mmap", *paths)
+            if turn == 0:
+                daemon.manager.restart(signal.SIGKILL)
+            elif turn == 1:
+                daemon.manager.restart()
+            else:
+                assert daemon.reload().returncode == 0
+            daemon.manager.until("READY=1")
+            daemon.kill("block")
+            assert _digests(reading) == expected(layer, *sorted(layer.contents))
+
+
+def test_a_connection_that_was_aborted_is_not_stored_any_more(tmp_path: Path, layer: Layer, toml: str) -> None:
+    with origin(layer) as registry, Managed(tmp_path, registry, toml) as daemon:
+        mount = daemon.prepare(layer)
+        before = dict(daemon.manager.stored)
+        assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
+        _abort(tmp_path, daemon)
+        _until(lambda: len(daemon.manager.stored) == 4 and not set(before) & set(daemon.manager.stored))
+        daemon.manager.until("READY=1", 2)
+        assert (mount / "f0009").read_bytes() == layer.contents["f0009"]
+        daemon.manager.restart()
+        daemon.manager.until("READY=1")
+        assert (mount / "f0010").read_bytes() == layer.contents["f0010"]
+
+
+@pytest.mark.parametrize("lost", ["ring", "everything"])
+def test_half_of_what_was_stored_is_of_no_use(tmp_path: Path, layer: Layer, toml: str, lost: str) -> None:
+    """As when FileDescriptorStoreMax is too small, or systemd (before 254) has stopped the service: a new connection,
+    under the same mounts."""
+    with origin(layer) as registry, Managed(tmp_path, registry, toml) as daemon:
+        mount = daemon.prepare(layer)
+        with (mount / "f0003").open("rb") as held:
+            assert held.read(4096) == layer.contents["f0003"][:4096]
+            daemon.manager.stop()
+            for name in list(daemon.manager.stored):
+                if lost in (name.partition(".")[0], "everything"):
+                    os.close(daemon.manager.stored.pop(name))
+            before = set(daemon.manager.stored)
+            daemon.manager.start()
+            daemon.manager.until("READY=1")
+            assert held.read() == layer.contents["f0003"][4096:]
+        assert len(daemon.manager.stored) == 4 and not before & set(daemon.manager.stored)
+        assert "attach.healed" in daemon.manager.log
+
+
+def test_a_ring_of_another_version_is_not_gone_on_with(tmp_path: Path, layer: Layer, toml: str) -> None:
+    with origin(layer) as registry, Managed(tmp_path, registry, toml) as daemon:
+        mount = daemon.prepare(layer)
+        [ring] = [fd for name, fd in daemon.manager.stored.items() if name.startswith("ring.")]
+        os.pwrite(ring, b"\xff\xff\xff\xff", 16)
+        done = daemon.reload()
+        assert done.returncode == 1 and "nothing has changed" in done.stderr
+        assert "that needs a restart" in daemon.manager.log
+        daemon.manager.restart()
+        daemon.manager.until("READY=1")
+        assert (mount / "f0004").read_bytes() == layer.contents["f0004"]
+
+
+def test_a_reload_keeps_the_process_and_replaces_the_workers(tmp_path: Path, layer: Layer, toml: str) -> None:
+    """With its configuration: what is new in it holds afterwards."""
+    gate = Gate()
+    with origin(layer, behaviour=gate) as registry, Managed(tmp_path, registry, toml) as daemon:
+        mount = daemon.prepare(layer)
+        waiting = reader("read", mount / "f0005")
+        _until(lambda: daemon.status()["requests_in_flight"] > 0)
+        before = {row["name"]: row["pid"] for row in daemon.status()["processes"]}
+        config = tmp_path / "config.toml"
+        config.write_text(config.read_text() + '[log]\nformat = "json"\n')
+        done = daemon.reload()
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        daemon.manager.until("READY=1", 2)
+        assert any(text.startswith("RELOADING=1\nMONOTONIC_USEC=") for text in daemon.manager.messages)
+        after = {row["name"]: row for row in daemon.status()["processes"]}
+        assert after["supervisor"]["pid"] == before["supervisor"] == daemon.manager.process.pid
+        assert not {after[name]["pid"] for name in ("block", "fetch", "service")} & set(before.values())
+        assert {row["restarts"] for row in after.values()} == {0}, "that was no death"
+        assert '"message": "upgrade.done' in daemon.manager.log
+        gate.open.set()
+        assert _digests(waiting) == expected(layer, "f0005")
+        daemon.kill("fetch")
+        assert daemon.reload().returncode == 0, "and once more"
+
+
+def test_a_configuration_that_does_not_work_is_refused(tmp_path: Path, layer: Layer, toml: str) -> None:
+    with origin(layer) as registry, Managed(tmp_path, registry, toml) as daemon:
+        mount = daemon.prepare(layer)
+        before = [row["pid"] for row in daemon.status()["processes"]]
+        config = tmp_path / "config.toml"
+        good = config.read_text()
+        (tmp_path / "good.toml").write_text(good)  # for the command, which would otherwise see the mistake itself
+        for wrong in ("rot = 1\n" + good, good.replace(f'root = "{tmp_path}/root"', f'root = "{tmp_path}/other"')):
+            config.write_text(wrong)
+            words = [BOOTSEER, "reload", "--config", str(tmp_path / "good.toml")]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert done.returncode == 1 and "cannot take over" in done.stderr and "Traceback" not in done.stderr
+        assert "bootseer: " in daemon.manager.log and "rot" in daemon.manager.log
+        assert "`root` was another directory" in daemon.manager.log
+        assert [row["pid"] for row in daemon.status()["processes"]] == before
+        assert (mount / "f0006").read_bytes() == layer.contents["f0006"]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Path]]:
+    """Makes a copy of the program with all that it imports, in a directory of its own, as pip would install it."""
+
+    def copy() -> Path:
+        target = tmp_path_factory.mktemp("installed")
+        site = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+        checkout = Path(sys.modules["snapshotter"].__path__[0]).parent
+        for package in ("blockindex", "proto", "snapshotter"):
+            shutil.copytree(checkout / package, target / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for entry in site.iterdir():
+            if not entry.name.startswith(_NOT_NEEDED) and entry.suffix != ".pth":
+                link = shutil.copytree if entry.is_dir() else shutil.copy2
+                link(entry, target / entry.name, **({"copy_function": _link} if entry.is_dir() else {}))  # type: ignore[operator]
+        program = target / "bootseer"
+        lines = f"#!{sys.executable} -I\nimport sys\nsys.path = [{str(target)!r}, *{_stdlib()!r}]\n"
+        program.write_text(f"{lines}from snapshotter.cli import entry\nentry()\n")
+        program.chmod(0o755)
+        return program
+
+    yield copy
+
+
+_NOT_NEEDED = (
+    "_pytest",
+    "grpc_tools",
+    "hypothesis",
+    "matplotlib",
+    "mypy",
+    "numpy",
+    "PIL",
+    "pillow",
+    "pip",
+    "pytest",
+    "ruff",
+    "fontTools",
+    "_virtualenv",
+    "__editable__",
+    "__pycache__",
+)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _stdlib() -> list[str]:
+    return [path for path in sys.path if path.startswith(sys.base_prefix) and "site-packages" not in path]
+
+
+def _ruin(directory: Path) -> None:
+    """Every file of the installation is replaced by one that is neither Python nor a library."""
+    for path in list(directory.rglob("*")):
+        if path.is_file():
+            mode = path.stat().st_mode
+            path.unlink()
+            path.write_bytes(b"\x00\x01 this is no program \xff\n")
+            path.chmod(mode)
+
+
+def test_what_is_put_on_disk_does_not_reach_a_running_daemon(
+    tmp_path: Path, layer: Layer, toml: str, installed: Callable[[], Path]
+) -> None:
+    """Ruin every file of the installation, then kill each worker: their successors are of the code that was loaded."""
+    program = installed()
+    other = make_layer(files=4, size=64 << 10, seed=7)
+    with origin(layer, other) as registry, Managed(tmp_path, registry, toml, str(program)) as daemon:
+        mount = daemon.prepare(layer)
+        version = daemon.status()["version"]
+        _ruin(program.parent)
+        for turn in range(2):
+            for worker in ("block", "fetch", "service"):
+                daemon.kill(worker)
+            daemon.manager.until("READY=1", 2 + turn)
+        second = daemon.prepare(other)  # has no index: streamed, and indexed on the way
+        paths = [mount / name for name in sorted(layer.contents)]
+        assert _digests(reader("read", *paths)) == expected(layer, *sorted(layer.contents))
+        assert (second / "f0001").read_bytes() == other.contents["f0001"]
+        assert daemon.status()["version"] == version
+        assert len(call(daemon.run / "control.sock", "cache", 30)) == 2
+        assert "ModuleNotFoundError" not in daemon.manager.log and "ImportError" not in daemon.manager.log
+        done = daemon.reload()  # our own program works; what the daemon would become does not
+        assert done.returncode == 1 and "nothing has changed" in done.stderr, done.stderr
+        drop_caches()
+        assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
+
+
+def test_a_link_in_the_command_line_leads_to_the_new_version(
+    tmp_path: Path, layer: Layer, toml: str, installed: Callable[[], Path]
+) -> None:
+    """As deploy/install leaves it: the daemon is called through `current`, which then is another directory."""
+    old, new = installed(), installed()
+    version = new.parent / "snapshotter" / "version.py"
+    version.write_text(version.read_text().replace("VERSION = _loaded()", 'VERSION = "the next one"'))
+    current = tmp_path / "current"
+    current.symlink_to(old.parent)
+    with origin(layer) as registry, Managed(tmp_path, registry, toml, f"{current}/bootseer") as daemon:
+        mount = daemon.prepare(layer)
+        reading = reader("read", *(mount / name for name in sorted(layer.contents)))
+        assert daemon.status()["version"] != "the next one"
+        current.unlink()
+        current.symlink_to(new.parent)
+        shutil.rmtree(old.parent)
+        assert daemon.reload().returncode == 0, daemon.manager.log
+        assert daemon.status()["version"] == "the next one"
+        assert _digests(reading) == expected(layer, *sorted(layer.contents))
+
+
+def test_without_a_daemon_reload_says_so(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(f'root = "{tmp_path}/root"\nrun = "{tmp_path}/run"\n')
+    words = [BOOTSEER, "reload", "--config", str(tmp_path / "c.toml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "no daemon runs" in done.stderr
+
+
+def test_check_looks_only(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(f'root = "{tmp_path}/root"\nrun = "{tmp_path}/run"\n')
+    words = [BOOTSEER, "serve", "--check", "--config", str(tmp_path / "c.toml")]
+    assert subprocess.run(words, check=False).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.toml"]
+    (tmp_path / "c.toml").write_text("rot = 1\n")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "rot" in done.stderr
+
+
+def _digests(reading: subprocess.Popen[str]) -> list[str]:
+    """What a reader has printed when it is through; it must not fail."""
+    digests, _ = reading.communicate(timeout=120)
+    assert reading.returncode == 0, "a reader got an error"
+    return digests.split()
+
+
+def _abort(directory: Path, daemon: Daemon) -> None:
+    """Have the kernel end the daemon's connection."""
+    control = directory / "connections"
+    control.mkdir()
+    subprocess.run(["mount", "-t", "fusectl", "none", str(control)], check=True)
+    try:
+        fds = Path(f"/proc/{daemon.pid('service')}/fd")
+        minors = {os.minor(fd.stat().st_dev) for fd in fds.iterdir() if fd.is_symlink() and os.readlink(fd) == "/"}
+        [minor] = minors
+        (control / str(minor) / "abort").write_text("1")
+    finally:
+        subprocess.run(["umount", str(control)], check=True)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)

@@ -4,7 +4,7 @@ Its course: LOOKING for a hot set, on the node and elsewhere (`hotsets`); then S
 that own its extents where the set has no bytes, or none that may be used, or is most of the image; then OVER. The pack
 is asked for as soon as its head is known, by several requests side by side: in a directory the look-up is the first
 request for the file, in a registry it brings the head with it. A set whose bytes may not be used does not take the
-place of what the node has recorded itself.
+place of what the node has recorded itself; any does of what was carried over from another image.
 
 What readers get from it is a *promise*: that a missing block is on its way, so that nobody fetches it twice. Promises
 are made while a hot set is looked for (`_LOOK_S` at most), and for blocks of frames that are not given up. Whatever
@@ -197,11 +197,13 @@ class Prefetch:
     def _look_up(self) -> None:
         self._flush()  # layers that the node has already: their readers wait for the answer, too
         recorded = self._finder.recorded(self.key, self.workload)
-        if recorded is not None and self._take_set(recorded) and not self._absent(range(len(recorded.extents))):
+        is_own = recorded is not None and not recorded.carried_from
+        is_here = recorded is not None and self._take_set(recorded) and not self._absent(range(len(recorded.extents)))
+        if is_own and is_here:
             self._end(State.OVER)
             return
         file = self._finder.find(self._image, self.key, self.workload)
-        if file is None or (file.doubt and recorded is not None):
+        if file is None or (file.doubt and is_own):
             if recorded is None:
                 self._end(State.NONE)
             else:

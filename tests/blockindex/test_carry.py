@@ -291,7 +291,8 @@ def test_the_same_image_is_refused() -> None:
 PATHS = ["a", "a/c", "a/c/x", "a/c/y", "a/x", "a/y", "b/c/x", "b/x", "x"]
 SIZES = [0, 9, BLOCK, 2 * BLOCK + 1, 5 * BLOCK]
 FILES = st.builds(lambda seed, mtime: File(seed, SIZES[seed], mtime), st.integers(0, 4), st.integers(1, 2))
-ENTRIES = FILES | FILES | FILES | st.sampled_from([WHITEOUT, OPAQUE, Link("/nowhere", hard=False)])
+OTHERS: list[File | Link | str] = [WHITEOUT, OPAQUE, Link("/nowhere", hard=False)]
+ENTRIES = st.one_of(FILES, FILES, FILES, st.sampled_from(OTHERS))
 
 
 @st.composite

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,19 @@ def test_a_set_in_doubt_does_not_take_the_place_of_the_node_s_own(bench: HotBenc
     bench.over(prefetch)
     assert bench.present(1, 90, 100) and not bench.present(0, 0, 8)
     assert prefetch.status()["hot_blocks"] == 10 and prefetch.status()["from"] == ""
+
+
+def test_any_set_takes_the_place_of_one_that_was_carried_over(bench: HotBench) -> None:
+    """Also where all blocks of that are here: it was a guess."""
+    bench.finder.recorded_set = replace(bench.hotset([(1, 90, 100)]), carried_from="sha256:" + "1" * 64)
+    bench.fill(1, 90, 100)
+    prefetch = bench.start()
+    bench.over(prefetch)
+    assert prefetch.is_carried and bench.finder.looks == 1 and bench.blob_requests() == 0
+    bench.publish_with_known_head(bench.hotset(HOT), doubt="is not signed")
+    prefetch = bench.start()
+    bench.over(prefetch)
+    assert bench.present(0, 0, 8) and not prefetch.is_carried
 
 
 def test_what_is_there_of_a_known_head_costs_no_request(bench: HotBench) -> None:

@@ -6,6 +6,8 @@ Knows the encoding; must not know files, HTTP or how an index is made.
 
 Invariant: what `decode_index` returns is sound as a whole: digests of head and windows match, every table is monotone
 and in bounds, the counts agree, and the EROFS metadata is valid. Everything else raises Corrupt, in bounded memory.
+The judgement of the metadata takes most of the time; `decode_unjudged` leaves it to a later `judge`, for whoever knows
+the writer.
 """
 
 import struct
@@ -31,10 +33,12 @@ __all__ = [
     "decode_head",
     "decode_index",
     "decode_stored",
+    "decode_unjudged",
     "encode_index",
     "head_end",
     "index_name",
     "index_parts",
+    "judge",
     "with_windows",
 ]
 
@@ -105,9 +109,14 @@ def decode_head(data: bytes) -> LayerIndex:
     """The index without its windows, from at least the first `head_end` bytes of the file: enough to mount the layer.
     Raises Corrupt, Unsupported."""
     index = _from_message(_head(data))
+    judge(index)
+    return index
+
+
+def judge(index: LayerIndex) -> None:
+    """Raises Corrupt unless the index's EROFS metadata is what our writer could have written."""
     validate_metadata(index.metadata, index.data_size)
     validate_directories(index.metadata, index.implied_dirs)
-    return index
 
 
 def with_windows(index: LayerIndex, windows: bytes) -> LayerIndex:
@@ -126,6 +135,11 @@ def decode_index(data: bytes) -> LayerIndex:
     of the layer one wants (`blob_digest`) is for the caller to compare."""
     index = decode_head(data)
     return with_windows(index, data[head_end(data) :])
+
+
+def decode_unjudged(data: bytes) -> LayerIndex:
+    """As `decode_index`, but the metadata match their digest and are not judged: `judge` does that."""
+    return with_windows(_from_message(_head(data)), data[head_end(data) :])
 
 
 def decode_stored(data: bytes) -> LayerIndex:

@@ -1,4 +1,8 @@
-"""What is made of an image before it is started, by the product's own commands: layer indexes, and a hot set."""
+"""What is made of an image before it is started, by the product's own commands, and published in its registry.
+
+The image as it was pushed stays without artifacts. Beside it are two copies in repositories of their own: one with
+layer indexes, and one with a hot set too. What is published is signed; a node trusts nothing else.
+"""
 
 import time
 from collections.abc import Callable
@@ -15,7 +19,7 @@ from scripts.rig.process import run, wait_for
 from scripts.rig.registry import ADDRESS
 from scripts.rig.workspace import Workspace
 
-__all__ = ["build_indexes", "convert", "record_hot_set"]
+__all__ = ["convert", "indexed", "key_of", "node_toml", "publish_hot_set", "publish_indexes"]
 
 Progress = Callable[[str], None]
 _BUILD_S = 1800.0
@@ -23,29 +27,65 @@ _RECORDED_S = 60.0
 """Time from the container's end until its hot set is there; a recording ends with its container."""
 
 
-def build_indexes(workspace: Workspace, ends: Ends, reference: str, out: Path, progress: Progress) -> None:
-    """Build the image's indexes into the directory `out` as its publisher would, beside the registry."""
-    argv = [str(BOOTSEER), "index", "build", reference, "--plain-http", "--out", str(out)]
-    started = time.monotonic()
-    run(ends.far.command(argv), workspace.env, "building the indexes", timeout_s=_BUILD_S)
-    _tell(out, "*.bsi", "indexes", "bootseer index build", started, progress)
+def key_of(workspace: Workspace) -> Path:
+    """The secret key of this run, made when it is first asked for; its public half is beside it."""
+    key = workspace.root / "keys" / "bench"
+    if not key.exists():
+        key.parent.mkdir()
+        run([str(BOOTSEER), "key", "generate", "--out", str(key)], workspace.env, "making a key")
+    return key
 
 
-def record_hot_set(
-    workspace: Workspace, link: Link, recipe: Recipe, reference: str, indexes: Path, out: Path, progress: Progress
-) -> None:
-    """Run the image's container once on a node of its own, which records it, and export the hot set into `out`."""
+def node_toml(workspace: Workspace) -> str:
+    """What a node's configuration has to say so that it uses what is published here."""
+    return f'[trust]\nkeys = ["{key_of(workspace)}.pub"]\n'
+
+
+def indexed(reference: str) -> str:
+    """The reference of the image's copy that has layer indexes."""
+    return reference.replace("/bench/", "/indexed/")
+
+
+def _hot(reference: str) -> str:
+    return reference.replace("/bench/", "/hot/")
+
+
+def publish_indexes(workspace: Workspace, ends: Ends, reference: str, progress: Progress) -> str:
+    """Copy the image, build its indexes as its publisher would, beside the registry; the copy's reference."""
     started = time.monotonic()
+    copy = indexed(reference)
+    _far(workspace, ends, "copying the image", "copy", "--plain-http", reference, copy)
+    words = ("index", "publish", "--plain-http", "--key", str(key_of(workspace)), copy)
+    _far(workspace, ends, "publishing the indexes", *words)
+    progress(f"indexes: published in {time.monotonic() - started:.1f} s")
+    return copy
+
+
+def publish_hot_set(workspace: Workspace, link: Link, recipe: Recipe, reference: str, progress: Progress) -> str:
+    """Copy the image with its indexes, run its container once on a node of its own, which records it, and publish what
+    it has recorded; the copy's reference."""
+    started = time.monotonic()
+    copy = _hot(reference)
+    _far(workspace, link, "copying the image", "copy", "--plain-http", indexed(reference), copy)
     name = f"record-{recipe.name}"
-    node = Node(workspace, link, name, (str(indexes), ADDRESS))
+    node = Node(workspace, link, name, ("", ADDRESS), node_toml(workspace))
     try:
-        _start_once(workspace, node, recipe, reference, name)
-        _export(workspace, node, reference, out)
+        _start_once(workspace, node, recipe, copy, name)
+        hot = node.daemon_root / "hot"
+        wait_for(lambda: any(hot.rglob("*.bsh")), "waiting for the hot set", None, _RECORDED_S)
+        words = ("hotset", "publish", "--key", str(key_of(workspace)), copy)
+        run(node.bootseer(*words), workspace.env, "publishing the hot set", _BUILD_S)
     except RigError as error:
         raise RigError(f"recording {recipe.name}: {error}\n{node.logs()}") from None
     finally:
         node.close()
-    _tell(out, "*.bsh", "hot set", "bootseer hotset export", started, progress)
+    progress(f"hot set: recorded and published in {time.monotonic() - started:.1f} s")
+    return copy
+
+
+def _far(workspace: Workspace, ends: Ends, what: str, *words: str) -> None:
+    """Run a command of the product beside the registry."""
+    run(ends.far.command([str(BOOTSEER), *words]), workspace.env, what, timeout_s=_BUILD_S)
 
 
 def _start_once(workspace: Workspace, node: Node, recipe: Recipe, reference: str, name: str) -> None:
@@ -56,13 +96,6 @@ def _start_once(workspace: Workspace, node: Node, recipe: Recipe, reference: str
         containers.wait()
     if not recipe.is_ready(line.text):
         raise RigError(f"the container said {line.text!r}")
-
-
-def _export(workspace: Workspace, node: Node, reference: str, out: Path) -> None:
-    hot = node.daemon_root / "hot"
-    wait_for(lambda: any(hot.rglob("*.bsh")), "waiting for the hot set", None, _RECORDED_S)
-    argv = node.bootseer("hotset", "export", "--to", str(out), reference)
-    run(argv, workspace.env, "exporting the hot set", _BUILD_S)
 
 
 def convert(workspace: Workspace, link: Link, peer: Peer, reference: str) -> str:
@@ -77,11 +110,3 @@ def convert(workspace: Workspace, link: Link, peer: Peer, reference: str) -> str
     finally:
         node.close()
     return wanted
-
-
-def _tell(out: Path, pattern: str, what: str, command: str, started: float, progress: Progress) -> None:
-    files = list(out.rglob(pattern))
-    if not files:
-        raise RigError(f"`{command}` wrote no {pattern} file into {out}")
-    size = sum(file.stat().st_size for file in files) / 1e6
-    progress(f"{what}: {len(files)} files, {size:.1f} MB, made in {time.monotonic() - started:.1f} s")

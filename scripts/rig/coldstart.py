@@ -1,9 +1,9 @@
 """One cold start: from the order to pull until the container's first line says that it is ready.
 
 The clock runs from the start of the pull command to the arrival of the line (a blocking read, no poll). `size` counts
-what the link delivered to the node until that moment, headers included. Requests (registry and index server) are
-counted until the node has stopped, so that one still open at the ready line counts too. A start that is not ready
-within its deadline is an error, not a sample.
+what the link delivered to the node until that moment, headers included. Requests are counted until the node has
+stopped, so that one still open at the ready line counts too. A start that is not ready within its deadline is an error,
+not a sample.
 
 A warm start is a second container of the same image on the same node: from the order to run until its first line.
 Several together: the image is pulled once, as a kubelet does, then all containers are started at once; the last line
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from scripts.rig import oracle
+from scripts.rig import artifacts, oracle
 from scripts.rig.containers import Containers, run_words
 from scripts.rig.errors import RigError
+from scripts.rig.fileserver import FileServer
 from scripts.rig.image import Recipe
-from scripts.rig.indexserver import IndexServer
 from scripts.rig.link import Link
 from scripts.rig.node import SNAPSHOTTER, Node
 from scripts.rig.peer import PEERS, Peer
@@ -84,21 +84,19 @@ class ColdStart:
 class Bench:
     """Everything that cold starts of one image on one link share.
 
-    `indexes` is the directory of layer indexes, `hot` that of hot sets, `working_set_bytes` what the oracle fetches:
-    None where no system that needs it is used. `peers` are references of the image as a peer wants it. Without
-    `background` our systems bring in only what is read or hot, so that bytes do not depend on time.
+    `reference` is the image as it is, `references` are those of its copies as systems want it (with artifacts, or
+    converted for a peer), by the system's value; `working_set_bytes` is what the oracle fetches, None where it is not
+    used. Without `background` our systems bring in only what is read or hot, so that bytes do not depend on time.
     """
 
     workspace: Workspace
     link: Link
     registry: Registry
-    index_server: IndexServer
+    files: FileServer
     recipe: Recipe
     reference: str
-    indexes: Path | None = None
-    hot: Path | None = None
+    references: Mapping[str, str] = field(default_factory=dict)
     working_set_bytes: int | None = None
-    peers: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
     background: bool = True
 
@@ -116,16 +114,19 @@ class Extras:
 def cold_start(bench: Bench, system: System, name: str, extras: Extras | None = None) -> ColdStart:
     """Make a cold node, start the image's container on it, and take the node away again."""
     extras = extras or Extras()
-    _offer(bench, system)
+    reference = _reference(bench, system)
+    if system is System.ORACLE:
+        if bench.working_set_bytes is None:
+            raise RigError("the working set of the image was not measured")
+        oracle.offer(bench.files, bench.working_set_bytes)
     node = _node(bench, system, name, extras.timeline is not None)
     try:
         bench.registry.warm()
-        bench.index_server.warm()
         if system is System.ORACLE:
             oracle.prepare(node, bench.workspace.env, bench.reference, bench.recipe)
-        requests = bench.registry.requests() + bench.index_server.requests()
-        with Watch(bench.link, bench.registry.log, bench.index_server.log, extras.timeline) as watch:
-            result = _measure(bench, system, node, name, extras, watch)
+        requests = bench.registry.requests() + bench.files.requests()
+        with Watch(bench.link, bench.registry.log, bench.files.log, extras.timeline) as watch:
+            result = _measure(bench, system, reference, node, name, extras, watch)
         if extras.timeline is not None:
             node.keep_logs(extras.timeline)
     except RigError as error:
@@ -134,39 +135,32 @@ def cold_start(bench: Bench, system: System, name: str, extras: Extras | None = 
         node.close()
     if node.left_mounted:
         raise RigError(f"cold start with {system.value}: still mounted after the stop: {node.left_mounted}")
-    requests = bench.registry.settled_requests() + bench.index_server.requests() - requests
+    requests = bench.registry.settled_requests() + bench.files.requests() - requests
     return replace(result, requests=requests)
 
 
-def _offer(bench: Bench, system: System) -> None:
-    """Put on the index server what the system is to find."""
-    wanted: list[Path | None] = []
-    if system in (System.BOOTSEER, System.BOOTSEER_HOT):
-        wanted.append(bench.indexes)
-    if system is System.BOOTSEER_HOT:
-        wanted.append(bench.hot)
-    if None in wanted:
-        raise RigError(f"no indexes or no hot set were made for the system `{system.value}`")
-    bench.index_server.offer(*(path for path in wanted if path is not None))
-    if system is System.ORACLE:
-        if bench.working_set_bytes is None:
-            raise RigError("the working set of the image was not measured")
-        oracle.offer(bench.index_server, bench.working_set_bytes)
+def _reference(bench: Bench, system: System) -> str:
+    """What the system is to pull."""
+    found = bench.references.get(system.value)
+    if found is None and (system in (System.BOOTSEER, System.BOOTSEER_HOT) or system.peer is not None):
+        raise RigError(f"no image was prepared for the system `{system.value}`")
+    return found or bench.reference
 
 
 def _node(bench: Bench, system: System, name: str, verbose: bool) -> Node:
     if not system.ours:
         return Node(bench.workspace, bench.link, name, peer=system.peer)
-    toml = f'[hotset]\nurl = "{bench.index_server.url}"\n' if system is System.BOOTSEER_HOT else ""
+    toml = artifacts.node_toml(bench.workspace)
     toml += '[log]\nlevel = "debug"\n' if verbose else ""
     toml += "" if bench.background else "[fetch]\nbackground = false\n"
-    return Node(bench.workspace, bench.link, name, (bench.index_server.url, ADDRESS), toml)
+    return Node(bench.workspace, bench.link, name, ("", ADDRESS), toml)
 
 
-def _measure(bench: Bench, system: System, node: Node, name: str, extras: Extras, watch: Watch) -> ColdStart:
+def _measure(
+    bench: Bench, system: System, reference: str, node: Node, name: str, extras: Extras, watch: Watch
+) -> ColdStart:
     """Pull and run; without the number of requests."""
     env = bench.workspace.env
-    reference = bench.peers.get(system.value, bench.reference)
     snapshotter = _snapshotter(system)
     deadline_s = DEADLINE_S if bench.deadline_s is None else bench.deadline_s
     before = bench.link.traffic().to_near

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.rig.artifacts import build_indexes, record_hot_set
+from scripts.rig.artifacts import publish_hot_set, publish_indexes
 from scripts.rig.coldstart import Bench, ColdStart, System, cold_start
 from scripts.rig.errors import RigError
+from scripts.rig.fileserver import FileServer
 from scripts.rig.image import CACHE, RECIPES, build
-from scripts.rig.indexserver import IndexServer
 from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
 from scripts.rig.link import Link
 from scripts.rig.oci import Layout
@@ -83,18 +83,16 @@ def _run(options: _Options, stack: ExitStack, progress: Progress) -> tuple[Layou
     progress(f"link: {link.self_test()}")
     registry = Registry(workspace, link)
     stack.callback(registry.close)
-    index_server = IndexServer(workspace, link)
-    stack.callback(index_server.close)
+    files = FileServer(workspace, link)
+    stack.callback(files.close)
     reference = registry.push(layout, f"bench/{recipe.name}")
     progress(f"registry: {reference}, {len(layout.layers)} layers, {layout.size / 1e6:.1f} MB")
-    indexes = hot = None
+    references = {}
     if {System.BOOTSEER, System.BOOTSEER_HOT} & set(options.systems):
-        indexes = workspace.directory("built-indexes")
-        build_indexes(workspace, link, reference, indexes, progress)
+        references[System.BOOTSEER.value] = publish_indexes(workspace, link, reference, progress)
         if System.BOOTSEER_HOT in options.systems:
-            hot = workspace.directory("recorded")
-            record_hot_set(workspace, link, recipe, reference, indexes, hot, progress)
-    bench = Bench(workspace, link, registry, index_server, recipe, reference, indexes, hot)
+            references[System.BOOTSEER_HOT.value] = publish_hot_set(workspace, link, recipe, reference, progress)
+    bench = Bench(workspace, link, registry, files, recipe, reference, references)
     return layout, _all_rounds(options, bench, progress)
 
 

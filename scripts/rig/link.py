@@ -1,6 +1,6 @@
 """A link between two network namespaces: a rate, a round-trip time, counters, and a self-test that refuses lies.
 
-near (`NEAR`, where the node is) <-> far (`FAR`, registry and index server). The delay line is a process of its own
+near (`NEAR`, where the node is) <-> far (`FAR`, the registry). The delay line is a process of its own
 (`delayline`); no netem is needed. Addresses are the same in every run: the namespaces are private.
 """
 

@@ -60,7 +60,7 @@ class Ends(Protocol):
 
     @property
     def far(self) -> Namespace:
-        """Where registry and index server are."""
+        """Where the registry is."""
 
 
 def network_namespace(env: Mapping[str, str]) -> Namespace:

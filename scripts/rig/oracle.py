@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from scripts.rig.delayline import FAR
 from scripts.rig.errors import RigError
+from scripts.rig.fileserver import PORT, FileServer
 from scripts.rig.image import Recipe
-from scripts.rig.indexserver import PORT, IndexServer
 from scripts.rig.link import Link
 from scripts.rig.namespace import inside_network
 from scripts.rig.node import Node
@@ -23,8 +23,8 @@ _NAME = "working-set"
 _PREPARE_S = 3600.0
 
 
-def offer(server: IndexServer, size: int) -> None:
-    """Put a file of `size` bytes on the index server: what is in it is of no account."""
+def offer(server: FileServer, size: int) -> None:
+    """Put a file of `size` bytes on the file server: what is in it is of no account."""
     with (server.directory / _NAME).open("wb") as out:
         out.truncate(size)
 

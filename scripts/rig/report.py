@@ -14,7 +14,7 @@ def document(layout: Layout, mbit: float, rtt_ms: float, runs: Sequence[ColdStar
     """The JSON document: the image (bytes of its layer blobs), the link, and one element per cold start.
 
     `ready_s` is seconds from the order to pull until the container's ready line, `bytes` what the node received from
-    the link until then, `requests` HTTP requests to registry and index server.
+    the link until then, `requests` HTTP requests to the registry.
     """
     content = {
         "image": {"layers": len(layout.layers), "bytes": layout.size},

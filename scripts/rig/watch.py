@@ -4,7 +4,7 @@ Access logs are written when a request has ended, and one of them only knows who
 when they appear. Without a directory nothing is watched, and only the clock is started.
 
 Files, all times in seconds after the order to pull: `events.jsonl` (`{"t": s, "event": text}`), `link.jsonl` (`{"t": s,
-"to_node": bytes}`, whenever it has grown), `requests.jsonl` (`{"t": s, "server": "registry"|"index", "line": text}`),
+"to_node": bytes}`, whenever it has grown), `requests.jsonl` (`{"t": s, "server": "registry"|"files", "line": text}`),
 `clock.json` (`{"started": seconds since 1970}`).
 """
 
@@ -25,9 +25,9 @@ _STEP_S = 0.01
 class Watch:
     """Watches from `start` until it is left. `note` may be called from the thread that started it."""
 
-    def __init__(self, link: Link, registry_log: Path, index_log: Path, directory: Path | None) -> None:
+    def __init__(self, link: Link, registry_log: Path, files_log: Path, directory: Path | None) -> None:
         self._link = link
-        self._logs = {"registry": registry_log, "index": index_log}
+        self._logs = {"registry": registry_log, "files": files_log}
         self._directory = directory
         self._started = 0.0
         self._clock = 0.0

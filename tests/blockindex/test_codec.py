@@ -26,9 +26,11 @@ from blockindex.codec import (
     decode_head,
     decode_index,
     decode_stored,
+    decode_unjudged,
     encode_index,
     head_end,
     index_name,
+    judge,
     with_windows,
 )
 from blockindex.columns import pack, unpack
@@ -303,6 +305,9 @@ def test_metadata_is_validated(small: bytes) -> None:
     head.metadata_zstd = table.compress(bytes(metadata))
     with pytest.raises(Corrupt):
         decode_index(sealed(head, windows))
+    with pytest.raises(Corrupt):
+        judge(decode_unjudged(sealed(head, windows)))
+    assert decode_unjudged(small) == decode_index(small)
 
 
 def test_a_head_that_is_no_message_is_corrupt() -> None:

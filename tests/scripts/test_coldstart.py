@@ -1,7 +1,6 @@
 """Cold starts of a small image through a real containerd, and what the bench says when one goes wrong."""
 
 import dataclasses
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from scripts.rig import coldstart, node
-from scripts.rig.artifacts import build_indexes, record_hot_set
+from scripts.rig.artifacts import publish_hot_set, publish_indexes
 from scripts.rig.coldstart import Bench, Extras, System, cold_start
 from scripts.rig.errors import RigError
+from scripts.rig.fileserver import FileServer
 from scripts.rig.image import RECIPES, build, cached
-from scripts.rig.indexserver import IndexServer
 from scripts.rig.link import Link
-from scripts.rig.node import BOOTSEER, Node
+from scripts.rig.node import Node
 from scripts.rig.oci import Layout, read_layout
 from scripts.rig.process import run
 from scripts.rig.registry import ADDRESS, Registry
@@ -36,10 +35,10 @@ def bench(cache: Path) -> Iterator[Bench]:
         layout = build(RECIPES["tiny"], workspace.env, print, cache)
         link = Link(workspace, 100, 20)
         registry = Registry(workspace, link)
-        index_server = IndexServer(workspace, link)
+        files = FileServer(workspace, link)
         reference = registry.push(layout, "bench/tiny")
-        yield Bench(workspace, link, registry, index_server, RECIPES["tiny"], reference, None)
-        index_server.close()
+        yield Bench(workspace, link, registry, files, RECIPES["tiny"], reference)
+        files.close()
         registry.close()
         link.close()
 
@@ -86,7 +85,7 @@ def fake_bootseer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_daemon_is_stopped_and_its_layers_unmounted(bench: Bench, fake_bootseer: Path) -> None:
-    cold = Node(bench.workspace, bench.link, "daemon", (bench.index_server.url, ADDRESS))
+    cold = Node(bench.workspace, bench.link, "daemon", ("", ADDRESS))
     listing = run(cold.ctr("plugins", "ls"), bench.workspace.env, "listing plugins")
     assert [line for line in listing.splitlines() if "bootseer" in line and "ok" in line]
     cold.close()
@@ -96,33 +95,31 @@ def test_the_daemon_is_stopped_and_its_layers_unmounted(bench: Bench, fake_boots
 
 def test_a_layer_that_stays_mounted_is_reported(bench: Bench, fake_bootseer: Path) -> None:
     (fake_bootseer / "keep").touch()
-    cold = Node(bench.workspace, bench.link, "keeping", (bench.index_server.url, ADDRESS))
+    cold = Node(bench.workspace, bench.link, "keeping", ("", ADDRESS))
     cold.close()
     assert [Path(point).name for point in cold.left_mounted] == ["layer"]
     assert not mounts_below(bench.workspace.root), "the node's mounts are in its own namespace"
 
 
-@pytest.mark.parametrize("system", [System.BOOTSEER_FIRST, System.BOOTSEER])
-def test_bootseer_starts_the_image_lazily(bench: Bench, system: System, tmp_path: Path) -> None:
-    argv = [str(BOOTSEER), "index", "build", bench.reference, "--plain-http", "--out", str(tmp_path / "indexes")]
-    run(bench.link.far.command(argv), bench.workspace.env, "building the indexes")
-    assert len(list((tmp_path / "indexes" / "sha256").glob("*.bsi"))) == 3
-    result = cold_start(dataclasses.replace(bench, indexes=tmp_path / "indexes"), system, system.value)
-    assert result.output_ok
-    assert result.requests > 0
-    assert result.layers["blocks"] > 0
-    shutil.rmtree(tmp_path / "indexes")
+def test_bootseer_streams_an_image_without_indexes(bench: Bench) -> None:
+    result = cold_start(bench, System.BOOTSEER_FIRST, "first")
+    assert result.output_ok and result.layers["blocks"] > 0
 
 
-def test_a_hot_start_reads_nothing_on_demand_from_a_pack(bench: Bench, tmp_path: Path) -> None:
-    indexes, hot = tmp_path / "indexes", tmp_path / "hot"
-    build_indexes(bench.workspace, bench.link, bench.reference, indexes, print)
-    record_hot_set(bench.workspace, bench.link, bench.recipe, bench.reference, indexes, hot, print)
-    assert len(list(hot.glob("hot/*/default.bsh"))) == 1
-    quiet = dataclasses.replace(bench, indexes=indexes, hot=hot, background=False)
-    result = cold_start(quiet, System.BOOTSEER_HOT, "hot", Extras(warm=2, together=2))
-    assert result.output_ok and len(result.warm_s) == 2 and len(result.ready_each_s) == 2
-    assert result.layers["hot_blocks"] > 0 and result.layers["demand_fetches"] <= 1
+def test_what_is_published_is_found_by_a_node_that_shares_only_the_registry(bench: Bench) -> None:
+    """Indexes, then a hot set too: nothing of the pack's blocks is fetched on demand."""
+    with_index = publish_indexes(bench.workspace, bench.link, bench.reference, print)
+    with_hot_set = publish_hot_set(bench.workspace, bench.link, bench.recipe, bench.reference, print)
+    quiet = dataclasses.replace(
+        bench,
+        references={System.BOOTSEER.value: with_index, System.BOOTSEER_HOT.value: with_hot_set},
+        background=False,
+    )
+    lazy = cold_start(quiet, System.BOOTSEER, "lazy")
+    assert lazy.output_ok and lazy.layers["demand_fetches"] > 0, "an image that is streamed whole needs none"
+    hot = cold_start(quiet, System.BOOTSEER_HOT, "hot", Extras(warm=2, together=2))
+    assert hot.output_ok and len(hot.warm_s) == 2 and len(hot.ready_each_s) == 2
+    assert hot.layers["hot_blocks"] > 0 and hot.layers["demand_fetches"] <= 1
 
 
 def test_the_oracle_fetches_the_working_set_and_nothing_else(bench: Bench) -> None:

@@ -34,7 +34,7 @@ REQUIRED: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. `bytes` is what the node received until ready, `requests` those to registry and index server in all.
+    """One run. `bytes` is what the node received until ready, `requests` those to registry and file server in all.
 
     `demand_fetches` are ranges fetched for waiting readers until ready; null for systems that are not ours. `floor_s`
     is the physical limit (`floor`). Whatever else a line has is in `more`: `session` and `round` tell which runs belong

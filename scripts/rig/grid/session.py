@@ -1,6 +1,6 @@
 """What the runs of one `scripts/bench run` share: links, servers, images, and what is made of images beforehand.
 
-All links are open at the same time, each with a registry and an index server of its own; the registries share one
+All links are open at the same time, each with a registry and a file server of its own; the registries share one
 store, so an image is pushed once. What an image needs (indexes, hot set, a peer's form, the working set) is made when
 it is first asked for, over the fastest link, and kept for the session; the working set is kept in the cache.
 """
@@ -16,11 +16,11 @@ from typing import Self
 from scripts.rig import artifacts
 from scripts.rig.coldstart import DEADLINE_S, Bench, Extras, System, cold_start
 from scripts.rig.errors import RigError
+from scripts.rig.fileserver import FileServer
 from scripts.rig.grid import machine, workingset
 from scripts.rig.grid.floor import WorkingSet
 from scripts.rig.grid.network import Network
 from scripts.rig.image import CACHE, Recipe, build
-from scripts.rig.indexserver import IndexServer
 from scripts.rig.link import Link
 from scripts.rig.oci import Layout
 from scripts.rig.registry import Registry
@@ -39,7 +39,7 @@ class Stage:
     link: Link
     tested: str
     registry: Registry
-    index_server: IndexServer
+    files: FileServer
 
 
 class Session:
@@ -78,7 +78,7 @@ class Session:
             self._ready[recipe.name],
             link=stage.link,
             registry=stage.registry,
-            index_server=stage.index_server,
+            files=stage.files,
             deadline_s=self._deadline_s(recipe, network),
             background=self._background,
         )
@@ -123,9 +123,9 @@ class Session:
         registry = Registry(self.workspace, link, f"registry-{network.name}", first)
         self._stack.callback(registry.close)
         self._first = first or registry
-        index_server = IndexServer(self.workspace, link, f"index-{network.name}")
-        self._stack.callback(index_server.close)
-        return Stage(network, link, tested, registry, index_server)
+        files = FileServer(self.workspace, link, f"files-{network.name}")
+        self._stack.callback(files.close)
+        return Stage(network, link, tested, registry, files)
 
     def _test(self, link: Link) -> str:
         """What the link's test says; RigError if the link is not as it should be, unless any link will do."""
@@ -143,28 +143,24 @@ class Session:
             self._references[recipe.image] = self._first.push(layout, f"bench/{recipe.image}")
         reference = self._references[recipe.image]
         deadline_s = self._deadline_s(recipe, stage.network)
-        return Bench(
-            self.workspace, stage.link, stage.registry, stage.index_server, recipe, reference, deadline_s=deadline_s
-        )
+        return Bench(self.workspace, stage.link, stage.registry, stage.files, recipe, reference, deadline_s=deadline_s)
 
     def _prepare(self, recipe: Recipe, system: System, bench: Bench | None) -> Bench:
         """`bench`, and what the system needs beside it."""
         link, say = self._fastest.link, self._say(recipe)
         bench = bench or self._bare(recipe, self._fastest)
-        if system in (System.BOOTSEER, System.BOOTSEER_HOT) and bench.indexes is None:
-            indexes = self.workspace.fresh(f"indexes-{recipe.name}")
-            artifacts.build_indexes(self.workspace, link, bench.reference, indexes, say)
-            bench = replace(bench, indexes=indexes)
-        if system is System.BOOTSEER_HOT and bench.hot is None:
-            assert bench.indexes is not None
-            hot = self.workspace.fresh(f"hot-{recipe.name}")
-            artifacts.record_hot_set(self.workspace, link, recipe, bench.reference, bench.indexes, hot, say)
-            bench = replace(bench, hot=hot)
+        ours = bench.references
+        if system in (System.BOOTSEER, System.BOOTSEER_HOT) and System.BOOTSEER.value not in ours:
+            reference = artifacts.publish_indexes(self.workspace, link, bench.reference, say)
+            bench = _with(bench, System.BOOTSEER, reference)
+        if system is System.BOOTSEER_HOT and system.value not in ours:
+            reference = artifacts.publish_hot_set(self.workspace, link, recipe, bench.reference, say)
+            bench = _with(bench, system, reference)
         if system is System.ORACLE and bench.working_set_bytes is None:
             bench = replace(bench, working_set_bytes=self.working_set(recipe).gzip_bytes)
-        if system.peer is not None and system.value not in bench.peers:
+        if system.peer is not None and system.value not in ours:
             reference = artifacts.convert(self.workspace, link, system.peer, bench.reference)
-            bench = replace(bench, peers={**bench.peers, system.value: reference})
+            bench = _with(bench, system, reference)
         return bench
 
     def _measure(self, recipe: Recipe) -> WorkingSet:
@@ -192,3 +188,8 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {', '.join(self.stages)} {len(self._ready)} images>"
+
+
+def _with(bench: Bench, system: System, reference: str) -> Bench:
+    """`bench`, in which the system pulls this reference."""
+    return replace(bench, references={**bench.references, system.value: reference})

@@ -1,4 +1,4 @@
-"""The HTTP directory from which a node takes its indexes: a server process on the far side, and its handle.
+"""A directory over HTTP: a server process on the far side, and its handle.
 
 HTTP/1.1 with kept-alive connections, GET (also of one range of bytes) and HEAD of files below one directory; everything
 else is 404. The process (`main`) writes one line a request, `METHOD PATH STATUS BYTES`, to its standard output when the
@@ -8,7 +8,6 @@ request has ended. It knows nothing of what the files mean.
 import argparse
 import contextlib
 import re
-import shutil
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,46 +16,32 @@ from urllib.parse import unquote, urlsplit
 from scripts.rig.delayline import FAR
 from scripts.rig.link import CHECKOUT, Link
 from scripts.rig.process import end, spawn
-from scripts.rig.registry import wait_for_port, warm
+from scripts.rig.registry import wait_for_port
 from scripts.rig.workspace import Workspace
 
-__all__ = ["PORT", "IndexServer", "make_server"]
+__all__ = ["PORT", "FileServer", "make_server"]
 
 PORT = 8080
 
 
-class IndexServer:
+class FileServer:
     """A running directory server at `url`; `directory` may be filled and emptied while it runs. `log` is its access
     log."""
 
     url = f"http://{FAR}:{PORT}"
 
-    def __init__(self, workspace: Workspace, link: Link, name: str = "index") -> None:
-        self.directory = workspace.directory(f"{name}/files")
+    def __init__(self, workspace: Workspace, link: Link, name: str = "files") -> None:
+        self.directory = workspace.directory(f"{name}/root")
         self.log = workspace.root / name / "access.log"
-        argv = [sys.executable, "-m", "scripts.rig.indexserver", "--root", str(self.directory), "--address", FAR]
+        argv = [sys.executable, "-m", "scripts.rig.fileserver", "--root", str(self.directory), "--address", FAR]
         with self.log.open("wb") as log:
             env = {**workspace.env, "PYTHONPATH": str(CHECKOUT)}
             self._process = spawn(link.far.command(argv), env, stdout=log, stderr=log)
         try:
-            wait_for_port(link.far.pid, PORT, self._process, "starting the index server")
+            wait_for_port(link.far.pid, PORT, self._process, "starting the file server")
         except BaseException:
             self.close()
             raise
-
-    def offer(self, *sources: Path) -> None:
-        """Serve copies of these directories as one from now on; with none, nothing."""
-        for item in self.directory.iterdir():
-            if item.is_dir():
-                shutil.rmtree(item)
-            else:
-                item.unlink()
-        for source in sources:
-            shutil.copytree(source, self.directory, dirs_exist_ok=True)
-
-    def warm(self) -> None:
-        """Read all files into the page cache."""
-        warm(self.directory)
 
     def requests(self) -> int:
         """Requests ended since the server began."""
@@ -67,7 +52,7 @@ class IndexServer:
         end(self._process, grace_s=2)
 
     def __repr__(self) -> str:
-        return f"<IndexServer {self.url} {self.requests()} requests>"
+        return f"<FileServer {self.url} {self.requests()} requests>"
 
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")

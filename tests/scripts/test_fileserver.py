@@ -1,4 +1,4 @@
-"""The index server: files of one directory, kept-alive connections, nothing else."""
+"""The file server: files of one directory, kept-alive connections, nothing else."""
 
 import http.client
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rig.indexserver import make_server
+from scripts.rig.fileserver import make_server
 
 
 @pytest.fixture

@@ -124,6 +124,8 @@ HERE: dict[str, Callable[[str, Path], None]] = {
     "sudo ./scripts/demo --mbit 50 --rtt-ms 100": _demo_options,
 }
 ELSEWHERE = {
+    "sudo bootseer alarm ls": ("tests/snapshotter/test_cli_trust.py", '["alarm", "ls", '),
+    "sudo bootseer alarm clear": ("tests/snapshotter/test_daemon_latecheck.py", '"alarm", "clear"'),
     "sudo ./scripts/demo": ("tests/scripts/test_demo.py", '"-m", "scripts.rig.demo"'),
     "sudo ./scripts/test": (".ci/run", "\nif ./scripts/test; then exit 0; fi\n"),
     "sudo ./scripts/bench node --json node.json": (

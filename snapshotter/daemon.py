@@ -29,15 +29,8 @@ __all__ = ["check", "run"]
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
-_LATE = (
-    "encodings.ascii",
-    "grpc._channel",
-    "grpc._interceptor",
-    "grpc._server",
-    "grpc._simple_stubs",
-    "grpc.experimental",
-)
-"""What gRPC imports only when it is used."""
+_LATE = ("channel", "interceptor", "server", "simple_stubs")
+"""What of gRPC is imported only when it is used."""
 
 
 def run(config: Config) -> int:

@@ -95,8 +95,8 @@ class Manager:
         deadline = time.monotonic() + _PATIENCE_S
         with self._changed:
             while sum(message in text.splitlines() for text in self.messages) < count:
-                assert self.process.poll() is None, f"it ended:\n{self.log}"
-                assert time.monotonic() < deadline, f"{message} did not come:\n{self.log}"
+                assert self.process.poll() is None, f"it ended:\n{self.log[-4000:]}"
+                assert time.monotonic() < deadline, f"{message} did not come:\n{self.log[-4000:]}"
                 self._changed.wait(0.1)
 
     @property

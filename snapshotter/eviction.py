@@ -31,7 +31,7 @@ __all__ = ["Disk", "Evictor", "Expected", "excess"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 10.0
+_LOOK_S = 3.0
 _SPARED_S = 60.0  # between two Prepares of one pull, and between the end of a container and the start of the next
 _SMALL_PACK = 1 << 20  # bytes
 
@@ -150,7 +150,8 @@ class Evictor:
 
     def look(self) -> None:
         """Make room where there is too little."""
-        wanted = excess(self._config, self._taken(), self._disk(self._root))
+        taken = self._taken() if self._config.max_gib else 0
+        wanted = excess(self._config, taken, self._disk(self._root))
         if not wanted and self._is_refused():
             wanted = 1
         if not wanted:

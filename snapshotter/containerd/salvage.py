@@ -51,7 +51,8 @@ def copy_path(path: Path) -> Path:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether the error says that the file is damaged, and not that it cannot be read or written now."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ
 
 
 def damage(path: Path) -> str:

@@ -90,7 +90,7 @@ def _is_same(registry: Registry, ref: ImageRef, image: PlatformImage, saved: _Sa
     body = b"".join(registry.blob(str(ref), config.digest).stream(0, config.size))
     try:
         found = json.loads(body)["rootfs"]["diff_ids"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return False
     return bool(saved.diff_ids) and found == list(saved.diff_ids)
 
@@ -217,7 +217,7 @@ class _Archive:
     def _json(self, name: str) -> object:
         try:
             found: object = json.loads(self.read(name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"{self._path}: {name} is not JSON") from error
         return found
 
@@ -245,7 +245,7 @@ class _ArchiveImage:
             raise InvalidArgument(f"{self.name}: {digest} in it is damaged")
         try:
             return Document(document_type(body), digest, body)
-        except (ValueError, AttributeError) as error:
+        except (ValueError, RecursionError, AttributeError) as error:
             raise InvalidArgument(f"{self.name}: {digest} is neither a manifest nor an image index") from error
 
     def blob(self, digest: Digest) -> BlobSource:

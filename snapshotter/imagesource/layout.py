@@ -62,7 +62,7 @@ class Layout:
             found = json.loads(path.read_bytes())["manifests"]
         except OSError as error:
             raise NotFound(f"{path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise InvalidArgument(f"{path}: not the index of an OCI layout") from error
         if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
             raise InvalidArgument(f"{path}: not the index of an OCI layout")
@@ -80,7 +80,7 @@ class Layout:
             raise InvalidArgument(f"{path}: damaged: it has another digest than its name")
         try:
             return Document(document_type(body), digest, body)
-        except (ValueError, AttributeError) as error:
+        except (ValueError, RecursionError, AttributeError) as error:
             raise InvalidArgument(f"{path}: neither a manifest nor an image index") from error
 
     def blob(self, digest: Digest) -> FileBlob:

@@ -100,7 +100,7 @@ def _platform_of(source: ImageSource, config: Descriptor, what: str) -> Platform
     try:
         fields = json.loads(b"".join(source.blob(config.digest).stream(0, config.size)))
         return Platform(fields["os"], fields["architecture"], fields.get("variant") or "")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise InvalidArgument(f"{what}: configuration {config.digest} does not say its platform") from error
 
 

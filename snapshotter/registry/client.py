@@ -100,7 +100,7 @@ class Registry:
         got, body = self._manifest(image, target, what)
         try:
             return Document(document_type(body), got, body)
-        except (ValueError, AttributeError) as exc:
+        except (ValueError, RecursionError, AttributeError) as exc:
             raise InvalidArgument(f"{what}: neither a manifest nor an image index") from exc
 
     def blob(self, image_ref: str, digest: str) -> RegistryBlob:

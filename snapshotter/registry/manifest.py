@@ -123,7 +123,7 @@ def parse_manifest(body: bytes, digest: Digest, what: str) -> Manifest | tuple[D
     """`body` as a Manifest, or as an index's descriptors. InvalidArgument names the part that is wrong."""
     try:
         document = json.loads(body)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise InvalidArgument(f"{what}: the manifest is not JSON") from exc
     if not isinstance(document, dict):
         raise InvalidArgument(f"{what}: the manifest is not a JSON object")

@@ -7,7 +7,8 @@ says of itself is a hint; the manifest decides, and its bytes have to have the d
 names a digest is not believed.
 
 404, a web page, a redirect to a login, any 4xx: none. All but 404 are said once for each repository, until it answers
-as it should again. A host that does not answer, or says that it cannot, is left alone for a while.
+as it should again. A host that does not answer, or says that it cannot, is left alone for a while. Only whoever copies
+or publishes wants to know that (`strict`): there, none would be wrong.
 """
 
 import logging
@@ -28,7 +29,7 @@ from snapshotter.artifacts.referrers import (
     parse_referrers,
     parse_tags,
 )
-from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, Transient
+from snapshotter.errors import InvalidArgument, NotFound, Precondition, SnapshotterError, Transient
 from snapshotter.log import fields
 from snapshotter.model import Digest
 from snapshotter.registry.answers import next_page, status_error
@@ -64,7 +65,7 @@ class Found:
 
 
 class Finder:
-    """Look-ups in all registries. Thread-safe, never raises; each call takes `timeout_s` at most."""
+    """Look-ups in all registries. Thread-safe. Unless `strict`, a call takes `timeout_s` at most and never raises."""
 
     def __init__(
         self,
@@ -73,10 +74,13 @@ class Finder:
         *,
         timeout_s: float = 5.0,
         absent_s: float = 60.0,
+        strict: bool = False,
     ) -> None:
-        """`absent_s`: how long an answer, found or not, is not asked for again."""
+        """`absent_s`: how long an answer, found or not, is not asked for again. `strict`: each call takes as long as it
+        takes, remembers nothing, and raises Transient or Precondition where the registry cannot be asked."""
         self._registry = registry
         self._clock = clock
+        self._strict = strict
         self._found: Answers[tuple[Found, ...]] = Answers(timeout_s, absent_s, clock)
         self._lists: Answers[tuple[Referrer, ...]] = Answers(timeout_s, absent_s, clock)
         self._lock = threading.Lock()
@@ -94,7 +98,7 @@ class Finder:
         on this platform, where it is known: finds what was published without the key's tag."""
         place = _place(repository)
         question = (place.repository, image_key, kind, workload, subject)
-        found = self._found.ask(place.host, question, lambda: self._find(place, image_key, kind, workload, subject))
+        found = self._ask(self._found, place, question, lambda: self._find(place, image_key, kind, workload, subject))
         return found[0] if found else None
 
     def list(self, repository: ImageRef, image_key: str, subject: Digest | None = None) -> list[Found]:
@@ -102,7 +106,8 @@ class Finder:
         first the one at the key's tag."""
         place = _place(repository)
         question = (place.repository, image_key, subject)
-        return list(self._found.ask(place.host, question, lambda: self._list(place, image_key, subject)) or ())
+        found = self._ask(self._found, place, question, lambda: self._list(place, image_key, subject))
+        return list(found or ())
 
     def _find(
         self, place: ImageRef, image_key: str, kind: Kind, workload: str, subject: Digest | None
@@ -180,7 +185,7 @@ class Finder:
         def look() -> tuple[Referrer, ...]:
             return tuple(one for one in self._tried(place, read) or () if one.kind is kind)
 
-        return self._lists.ask(place.host, (place.repository, subject, kind), look) or ()
+        return self._ask(self._lists, place, (place.repository, subject, kind), look) or ()
 
     def _by_api(self, place: ImageRef, subject: Digest, kind: Kind) -> Sequence[Referrer] | None:
         """What the referrers API lists, all pages; None where the host has no such API."""
@@ -214,16 +219,23 @@ class Finder:
             root = f"{endpoint.url}/{place.repository}/"
             return reply.read_all(MANIFEST_BYTES), next_page(root, reply.url, reply.headers)
 
+    def _ask(
+        self, answers: Answers[_T], place: ImageRef, question: tuple[object, ...], look: Callable[[], _T]
+    ) -> _T | None:
+        return look() if self._strict else answers.ask(place.host, question, look)
+
     def _tried(self, place: ImageRef, work: Callable[[], _T]) -> _T | None:
         """What `work` gives, or None. Trouble is said once, until the repository has answered as it should."""
         with self._lock:
-            if self._down.get(place.host, 0.0) > self._clock():
+            if not self._strict and self._down.get(place.host, 0.0) > self._clock():
                 return None
         try:
             result = work()
         except NotFound:
             result = None
         except SnapshotterError as exc:
+            if self._strict and isinstance(exc, (Transient, Precondition)):
+                raise
             with self._lock:
                 if isinstance(exc, Transient):
                     self._down[place.host] = self._clock() + (exc.retry_after_s or _DOWN_S)

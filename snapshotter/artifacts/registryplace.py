@@ -1,6 +1,5 @@
 """Artifacts in a repository of a registry, as a Place: `finder` reads, `publisher` writes."""
 
-import time
 from collections.abc import Iterator
 
 from snapshotter.artifacts.finder import Finder
@@ -14,8 +13,6 @@ from snapshotter.registry.push import Pusher
 
 __all__ = ["RegistryPlace"]
 
-_LIST_S = 60.0  # nobody waits for a start here
-
 
 class RegistryPlace:
     """A Place in the repository of `ref`, whose tag and digest do not matter."""
@@ -25,7 +22,7 @@ class RegistryPlace:
         self.name = str(self._repository)
         self.signs = True
         self._registry = registry
-        self._finder = Finder(registry, time.monotonic, timeout_s=_LIST_S, absent_s=0.0)
+        self._finder = Finder(registry, strict=True)
         self._pusher = Pusher(registry)
 
     def __repr__(self) -> str:

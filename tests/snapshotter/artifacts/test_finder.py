@@ -18,6 +18,7 @@ from snapshotter.artifacts.model import Artifact, Kind
 from snapshotter.artifacts.publisher import publish
 from snapshotter.artifacts.referrers import REFERRERS_TYPE, fallback_tag, referrer_of
 from snapshotter.config import RegistryConfig
+from snapshotter.errors import Transient
 from snapshotter.registry import Registry, parse_reference
 from snapshotter.registry.push import Pusher
 from tests.registries import Front, go_registry
@@ -135,6 +136,26 @@ def test_resets_and_dead_hosts_are_none() -> None:
         assert find(made, server, subject=True) is None
     with finder() as made:
         assert made.find(parse_reference(f"{server.host}/app"), KEY, Kind.HOT_SET, "default") is None
+
+
+@pytest.mark.parametrize("path", ["/tags/", BY_KEY, "/referrers/", f"/{DIGEST}"])
+def test_who_is_strict_is_told_what_could_not_be_asked(path: str) -> None:
+    paths = {BY_KEY: BODY, REFERRERS: index_of(entry_of(SET)), **by_digest(SET)}
+    paths["/v2/app/tags/list"] = json.dumps({"tags": [BY_KEY.rpartition("/")[2]]}).encode()
+    answer = [Status(503)]
+
+    def behaviour(request: Request) -> Action | None:
+        if path == f"/{DIGEST}" and request.path == BY_KEY:
+            return Status(404)
+        return answer[0] if path in request.path else None
+
+    with RangeServer(paths, behaviour) as server, contextlib.closing(Registry(CONFIG)) as registry:
+        made = Finder(registry, strict=True)
+        with pytest.raises(Transient, match="HTTP status 503"):
+            made.list(parse_reference(f"{server.host}/app"), KEY, SUBJECT.digest)
+        answer[0] = Status(403)
+        found = made.list(parse_reference(f"{server.host}/app"), KEY, SUBJECT.digest)
+        assert [one.digest for one in found] == ([] if path == f"/{DIGEST}" else [DIGEST])
 
 
 def test_a_host_in_trouble_is_left_alone_for_a_while() -> None:

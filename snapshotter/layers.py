@@ -35,6 +35,7 @@ from .blockstore import BlockStore, LayerRecord, node_name
 from .errors import Damaged, NotFound, Precondition, SnapshotterError
 from .eviction import Expected
 from .integrity import restore_seal
+from .judgement import Judgements
 from .model import Digest, LayerRef, MountedLayer
 from .rpc import Unanswered, call
 
@@ -58,6 +59,7 @@ class Layers:
         self._attacher = attacher
         self._expected = Expected()
         self._lock = threading.Lock()
+        self._judgements = Judgements(store.layers.parent)
         self._watched: set[str] = set()
         self._mount_times: dict[Digest, tuple[float, float]] = {}
 
@@ -114,20 +116,24 @@ class Layers:
         try:
             if self._store.find(digest) is None:
                 return None
+            if unsound := self._judgements.unsound(directory.name):
+                raise Damaged(f"its metadata are not sound: {unsound}")
             if restore_seal(directory):
                 _log.warning("layer.repaired layer=%s the metadata were damaged and are written again", digest)
         except Precondition:  # another layer with a digest that begins alike
             raise
         except Damaged as error:
             if not is_mounted:
-                return self._drop(digest, error)
+                self._drop(digest, error)
+                return None
             _log.error(
                 "layer.damaged layer=%s reason=%r it is in use, and served as far as it is there", digest, str(error)
             )
         except SnapshotterError as error:
             if is_mounted:
                 raise
-            return self._drop(digest, error)
+            self._drop(digest, error)
+            return None
         return directory
 
     def _drop(self, digest: Digest, error: SnapshotterError) -> None:

@@ -20,11 +20,12 @@ from threading import Lock
 from typing import Protocol
 
 from blockindex.builder import LayerBuilder
-from blockindex.codec import decode_index, encode_index
+from blockindex.codec import decode_index, decode_unjudged, encode_index
 from blockindex.errors import BlockIndexError
 from blockindex.layerindex import LayerIndex
-from snapshotter.blockstore import BlockStore, LayerRecord, Staging
+from snapshotter.blockstore import BlockStore, LayerRecord, Staging, node_name
 from snapshotter.errors import Precondition, SnapshotterError, Transient
+from snapshotter.judgement import Judgements
 from snapshotter.model import BlobSource, Digest
 
 __all__ = ["Arrivals", "FoundIndex", "IndexSource"]
@@ -43,10 +44,12 @@ class _KeptOut(Transient):
 
 @dataclass(frozen=True, slots=True)
 class FoundIndex:
-    """An encoded index, as yet unread, and where it was found."""
+    """An encoded index, as yet unread, and where it was found. `vouched`: its writer is known and trusted, so that its
+    metadata may be mounted before they are judged (`snapshotter.judgement`)."""
 
     encoded: bytes
     where: str
+    vouched: bool = False
 
 
 class IndexSource(Protocol):
@@ -81,6 +84,7 @@ class Arrivals:
         are streamed whole. While an index of an image comes in, `hurry(image)` keeps other traffic back: containerd
         waits for the mount, which needs nothing but the index."""
         self._store = store
+        self._judgements = Judgements(store.layers.parent)
         self._indexes = indexes
         self._open_blob = open_blob
         self._min_lazy_bytes = min_lazy_bytes
@@ -200,17 +204,22 @@ class Arrivals:
             chosen = self._usable(wanted)
         if chosen is None or chosen[0].blob_size < self._min_lazy_bytes:
             return None
-        index, found = chosen
+        index, found, judged = chosen
         staging = self._store.stage(wanted.digest)
+        if judged:
+            self._judgements.renewed(node_name(wanted.digest))
+        else:
+            self._judgements.owe(staging.directory)
         return _publish(staging, index, found.encoded, wanted.image, _stored_runs(index), found.where)
 
-    def _usable(self, wanted: _Wanted) -> tuple[LayerIndex, FoundIndex] | None:
-        """The first index that is sound, and the layer's."""
+    def _usable(self, wanted: _Wanted) -> tuple[LayerIndex, FoundIndex, bool] | None:
+        """The first index that is sound, and the layer's; whether its metadata have been judged too."""
         for found in self._indexes.find(wanted.image, wanted.layers, wanted.digest):
             try:
-                index = decode_index(found.encoded)
+                judged = not found.vouched or bool(self._judgements.unsound(node_name(wanted.digest)))
+                index = decode_index(found.encoded) if judged else decode_unjudged(found.encoded)
                 if index.blob_digest == wanted.digest:
-                    return index, found
+                    return index, found, judged
                 reason = f"it describes {index.blob_digest}"
             except BlockIndexError as error:
                 reason = str(error)
@@ -228,6 +237,7 @@ class Arrivals:
                 for offset, data in builder.feed(chunk):
                     staging.write(offset, data)
             index = builder.finish()
+            self._judgements.renewed(node_name(digest))
             directory = _publish(staging, index, encode_index(index), image, [])
         except BaseException:
             staging.discard()

@@ -47,12 +47,12 @@ class Indexes:
         if self._directory is not None:
             encoded = self._directory.get(digest)
             if encoded is not None:
-                yield FoundIndex(encoded, self._directory.location)
+                yield FoundIndex(encoded, self._directory.location, self._directory.is_authentic)
         for judged in self._ask(image, ()) if asked is None else asked:
             if judged.verdict.trusted:
                 encoded = self._fetch(judged, digest)
                 if encoded is not None:
-                    yield FoundIndex(encoded, judged.where)
+                    yield FoundIndex(encoded, judged.where, bool(judged.verdict.key))
 
     def _ask(self, image: str, layers: Sequence[Digest]) -> Iterator[Judged]:
         known = self._images.named(image, layers) if layers else self._images.find(image)

@@ -36,6 +36,7 @@ from .carrying import Carrying
 from .host import Host
 from .hotsets import Prefetches
 from .journal import Journal
+from .latejudge import LateJudge
 from .layer import LayerFetch, Tally, Waiter
 from .overflow import Overflow
 from .prefetch import HotFinder
@@ -93,6 +94,7 @@ class FetchProcess:
         self._layers: dict[str, LayerFetch] = {}
         self._journal = Journal()
         self._overflow = Overflow()
+        self._judge = LateJudge(Path(config.root))
         self._alarms = Alarms(Path(config.root), self._doubt_pack)
         self._hosts: dict[str, Host] = {}
         self._prefetches = Prefetches(hot, self._host_of_image, self._layer_if_there, layers_of, config.hotset.streams)
@@ -182,6 +184,7 @@ class FetchProcess:
             layer.insist(now - _INSIST_S)
             layer.expire(now - self._config.fetch.read_timeout_s)
         self._overflow.settle()
+        self._judge.tend()
         self._prefetches.tend()
         self._carrying.tend()
 

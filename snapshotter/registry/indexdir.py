@@ -2,7 +2,6 @@
 
 A layer's index is `<directory>/sha256/<hex>.bsi`. The directory only ever helps: whatever goes wrong, `get` answers
 None within a bounded time, and the layer goes without. Knows nothing of what an index holds; the caller validates it.
-
 """
 
 import time
@@ -41,6 +40,11 @@ class IndexDirectory:
 
     def __repr__(self) -> str:
         return f"<IndexDirectory {self._lookups!r}>"
+
+    @property
+    def is_authentic(self) -> bool:
+        """Whether what comes is the operator's: by plain HTTP it can be anybody's on the way."""
+        return not self.location.lower().startswith("http://")
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -9,6 +9,7 @@ import pytest
 
 from snapshotter.blockstore import BlockStore, LayerRecord, node_name
 from snapshotter.errors import Precondition
+from snapshotter.judgement import Judgements
 from snapshotter.layers import Layers, NoLayers
 from snapshotter.model import Digest, LayerRef
 from snapshotter.rpc import Server, Unanswered
@@ -52,7 +53,9 @@ class Bench:
         self.attacher = FakeAttacher(root / "m")
         self.asked: list[tuple[str, str]] = []
         self.watched = threading.Event()
-        self._server = Server(root / "fetch.sock", {op: self._note(op) for op in ("ensure", "complete", "release")})
+        self._server = Server(
+            root / "fetch.sock", {op: self._note(op) for op in ("ensure", "complete", "release", "remove")}
+        )
         self.layers = Layers(self.store, root / "fetch.sock", self.attacher)  # type: ignore[arg-type]  # a fake
 
     def _note(self, op: str) -> Any:
@@ -87,6 +90,12 @@ def _ref(image: str) -> LayerRef:
 def test_a_layer_in_the_store_is_mounted_without_asking(bench: Bench) -> None:
     assert bench.layers.ensure(_ref(IMAGE)).path == bench.attacher.path(DIGEST)
     assert ("ensure", IMAGE) not in bench.asked
+
+
+def test_a_layer_that_was_found_unsound_is_dropped_and_asked_for_anew(bench: Bench) -> None:
+    Judgements(bench.store.layers.parent).settle(node_name(DIGEST), "a loop")
+    bench.layers.ensure(_ref(IMAGE))
+    assert [op for op, _ in bench.asked][:2] == ["remove", "ensure"]
 
 
 def test_another_image_of_a_layer_in_the_store_is_made_known(bench: Bench) -> None:

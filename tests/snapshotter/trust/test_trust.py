@@ -64,6 +64,14 @@ def test_a_statement_is_these_lines() -> None:
     assert statement(INDEXES).endswith(b"\n")
 
 
+def test_the_documented_lines_are_those() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "format.md").read_text()
+    block = text.split("### Signatures")[1].split("```text\n")[1].split("```")[0]
+    assert [line.split()[0] for line in block.splitlines()] == [
+        line.split()[0] for line in statement(replace(HOT, blobs=(HEAD,))).decode().splitlines()
+    ]
+
+
 CHANGES: dict[str, Callable[[Artifact], Artifact]] = {
     "kind": lambda it: replace(it, kind=Kind.LAYER_INDEX),
     "image key": lambda it: replace(it, image_key=digest("9")),

@@ -49,8 +49,8 @@ class LateJudge:
             reason = self._fault(name)
             if reason:
                 _log.error(
-                    "layer.unsound name=%s reason=%r it is served on where it is mounted, and mounted no more; its index"
-                    " is signed, or from a directory of yours, but no bootseer can have written it",
+                    "layer.unsound name=%s reason=%r it is served on where it is mounted, and mounted no more; its"
+                    " index is signed, or from a directory of yours, but no bootseer can have written it",
                     name,
                     reason,
                 )

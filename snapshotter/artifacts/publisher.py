@@ -88,7 +88,10 @@ def publish(
         _put_blobs(pusher, repository, artifact, open_blob)
     told = False
     for tag in tags:
-        if before.tagged.get(tag, ("",))[0] != digest:
+        there, _, known = before.tagged.get(tag, ("", b"", None))
+        # Ours was there whole, and another image with equal layers has taken the key's tag since: it stays.
+        stays = same is not None and _is_rival(artifact, known)
+        if there != digest and not stays:
             told |= "OCI-Subject" in pusher.put_manifest(repository, tag, body, MANIFEST_TYPE)
     superseded = _superseded(pusher, repository, artifact, before, digest)
     referrers = False
@@ -147,9 +150,16 @@ def _superseded(
 
 
 def _replaces(new: Artifact, old: Artifact | None) -> bool:
-    if old is None or (old.kind, old.image_key, old.workload) != (new.kind, new.image_key, new.workload):
-        return False
-    return old.subject is None or old.subject == new.subject
+    return _is_alike(new, old) and not _is_rival(new, old)
+
+
+def _is_rival(new: Artifact, old: Artifact | None) -> bool:
+    """Whether both claim the key's tag, and neither supersedes the other."""
+    return old is not None and _is_alike(new, old) and old.subject is not None and old.subject != new.subject
+
+
+def _is_alike(new: Artifact, old: Artifact | None) -> bool:
+    return old is not None and (old.kind, old.image_key, old.workload) == (new.kind, new.image_key, new.workload)
 
 
 def _keep_fallback(

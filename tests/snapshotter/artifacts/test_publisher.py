@@ -172,6 +172,8 @@ def test_what_is_of_another_subject_stays(backend: tuple[str, bool]) -> None:
         assert found is not None and found.digest == second.digest
         listed = finder.list(ref, KEY, elsewhere.digest)
         assert {one.digest for one in listed} == {first.digest, second.digest}
+    again, written = put(host, ref, hot_set(seed="1", subject=elsewhere))
+    assert again == replace(first, existed=True) and written == [], "whoever came last keeps the key's tag"
     third, _ = put(host, ref, hot_set(seed="3", subject=None))
     fourth, written = put(host, ref, hot_set(seed="4", subject=None))
     assert f"DELETE /v2/{ref.repository}/manifests/{third.digest}" in written and fourth.digest != third.digest

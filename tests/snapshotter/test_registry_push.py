@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -187,6 +188,33 @@ def test_a_token_of_less_than_was_asked_for(go_backend: str, tmp_path: Path) -> 
         tokens.rights["me"] = {"pull", "push"}
         push.put_blob(ref, DIGEST, len(DATA), chunks)
         assert tokens.scopes == ["repository:team/more:pull,push"] * 2
+
+
+@pytest.mark.parametrize(
+    ("challenged", "asked"),
+    [
+        ("", "repository:app:pull,push"),
+        ("repository:app:pull", "repository:app:pull,push"),
+        ("repository:app:push,pull", "repository:app:push,pull"),
+        ("repository:app:*", "repository:app:*"),
+        ("repository:other:pull", "repository:app:pull,push repository:other:pull"),
+    ],
+)
+def test_what_a_token_is_asked_for(challenged: str, asked: str) -> None:
+    """What the registry names, and never less than what is to be done."""
+    scopes = []
+
+    def gate(request: Request) -> Action:
+        if request.path.startswith("/token"):
+            scopes.extend(parse_qs(urlsplit(request.path).query)["scope"])
+            return Status(200, {}, b'{"token": "t"}')
+        if "Authorization" in request.headers:
+            return Status(200)
+        return Status(401, {"WWW-Authenticate": f'Bearer realm="{server.url}/token",scope="{challenged}"'})
+
+    with RangeServer({}, gate) as server, pusher() as push:
+        assert push.has_blob(parse_reference(f"{server.host}/app"), DIGEST)
+    assert " ".join(scopes) == asked
 
 
 def faults(*steps: tuple[str, str, Action]) -> Callable[[Request], Action | None]:

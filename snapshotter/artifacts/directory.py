@@ -9,6 +9,8 @@ the head those of all that follows.
 """
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -198,17 +200,17 @@ class UrlFiles:
         return int(size) if size is not None else -1
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
-        """See Files."""
+        """See Files. All bytes are here before the first is sent: a file that is closed is there, however short."""
         path = self._path(name)
-        try:
-            self._storage.makedirs(path.rpartition("/")[0], exist_ok=True)
-            with self._storage.open(path, "wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-        except SnapshotterError:
-            raise  # of where the bytes come from
-        except Exception as error:  # as above
-            raise self._failed(name, error) from error
+        with tempfile.TemporaryFile(prefix="bootseer-") as spool:
+            spool.writelines(chunks)
+            spool.seek(0)
+            try:
+                self._storage.makedirs(path.rpartition("/")[0], exist_ok=True)
+                with self._storage.open(path, "wb") as file:
+                    shutil.copyfileobj(spool, file)
+            except Exception as error:  # as above
+                raise self._failed(name, error) from error
 
     def prepare(self) -> None:
         """See Files."""

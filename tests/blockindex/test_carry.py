@@ -298,7 +298,9 @@ ENTRIES = st.one_of(FILES, FILES, FILES, st.sampled_from(OTHERS))
 @st.composite
 def layers(draw: st.DrawFn) -> Layer:
     """A layer whose entries can all be there at once: only directories hold something."""
-    entries: dict[str, File | Link | str] = draw(st.dictionaries(st.sampled_from(PATHS), ENTRIES, max_size=6))
+    entries: dict[str, File | Link | str] = draw(
+        st.dictionaries(st.sampled_from(PATHS), ENTRIES, min_size=3, max_size=7)
+    )
     solid = [path for path, entry in entries.items() if entry != OPAQUE]
     kept = {path: it for path, it in entries.items() if not any(path.startswith(f"{above}/") for above in solid)}
     return Layer(kept)
@@ -307,9 +309,9 @@ def layers(draw: st.DrawFn) -> Layer:
 @st.composite
 def images(draw: st.DrawFn) -> tuple[list[Layer], list[Layer]]:
     """Two images with some layers in common, none twice."""
-    pool = draw(st.lists(layers(), min_size=2, max_size=4, unique_by=lambda it: it.tree.layer.digest))
-    numbers = st.lists(st.integers(0, len(pool) - 1), min_size=1, max_size=3, unique=True)
-    old, new = draw(numbers), draw(numbers)
+    pool = draw(st.lists(layers(), min_size=3, max_size=4, unique_by=lambda it: it.tree.layer.digest))
+    old = draw(st.lists(st.integers(0, len(pool) - 1), min_size=1, max_size=3, unique=True))
+    new = draw(st.lists(st.integers(0, len(pool) - 1), min_size=2, max_size=3, unique=True))
     return [pool[number] for number in old], [pool[number] for number in new]
 
 

@@ -294,6 +294,7 @@ HUGE = 2**64 - 1
         ("extents", columns((0,), (0,), (1,), (0,), rows=2)),
         ("extents", columns((0,), (0,), (1,), (0,), rows=0)),
         ("frame_extents", columns((0,), (0,), (1,), (0,))),
+        ("carried_from", put("carried_from", b"12")),
         ("codec", put("codec", pb.CODEC_NONE)),
         ("frame_extents", item("frame_extents", 0, 0)),
         ("frame_extents", item("frame_extents", 0, 2**32 - 1)),

@@ -202,6 +202,12 @@ def test_merging_a_set_with_itself_changes_no_order(it: HotSet) -> None:
     assert blocks_of(merge([it, it, it])) == blocks_of(merge([it]))
 
 
+def test_what_is_merged_with_a_record_is_no_guess_any_more() -> None:
+    record = hotset((10,), (0, 1, 2, 0))
+    guess, other = replace(record, carried_from=A), replace(record, carried_from=layer_digest(9))
+    assert [merge(sets).carried_from for sets in ([guess, other], [guess, record], [record, guess])] == [A, "", ""]
+
+
 def test_other_images_are_not_merged() -> None:
     with pytest.raises(Unsupported, match="different images"):
         merge([hotset((10,)), hotset((11,))])
@@ -225,6 +231,7 @@ GOOD = hotset((100, 5), (0, 0, 10, 0), (1, 2, 3, 1), (0, 20, 21, 2))
     [
         ("image_key", replace(GOOD, image_key=A)),
         ("manifest", replace(GOOD, manifest="sha256:12")),
+        ("carried_from", replace(GOOD, carried_from="sha256:12")),
         ("workload", replace(GOOD, workload="../x")),
         ("records", replace(GOOD, records=0)),
         ("records", replace(GOOD, records=1 << 31)),

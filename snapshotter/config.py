@@ -162,7 +162,7 @@ class CacheConfig:
         high=1 << 20,
     )
     min_free_percent: float = _option(
-        10.0, "Unused layers are removed while less of the disk is free; 0: never for that.", unit="%", low=0, high=90
+        20.0, "Unused layers are removed while less of the disk is free; 0: never for that.", unit="%", low=0, high=90
     )
 
 

@@ -146,6 +146,10 @@ SITE = {
     "sudo bootseer status --json",
     "sudo bootseer doctor --image registry.example/app:1",
     "sudo bootseer cache ls",
+    "sudo bootseer gc --dry-run",
+    "sudo bootseer gc",
+    "sudo bootseer verify",
+    "sudo bootseer verify --repair",
     "sudo bootseer cache gc --max-size 20G --dry-run",
     "sudo bootseer cache gc --max-size 20G",
     "sudo bootseer pull registry.example/app:1",
@@ -318,6 +322,10 @@ def test_the_session_of_the_readme(site: Site) -> None:
     assert "3 layers by bootseer" in site.run("sudo bootseer pull registry.example/app:1")
     assert "(the container exited with 0)" in site.run("sudo bootseer record registry.example/app:1 --ready-exit")
     assert "3 layers take" in site.run("sudo bootseer cache ls")
+    for command in ("sudo bootseer gc --dry-run", "sudo bootseer gc"):
+        assert site.run(command) == "nothing to remove\n"
+    for command in ("sudo bootseer verify", "sudo bootseer verify --repair"):
+        assert "nothing is damaged" in site.run(command)
     assert site.run("sudo bootseer cache gc --max-size 20G --dry-run") == "nothing to remove\n"
     assert site.run("sudo bootseer cache gc --max-size 20G") == "nothing to remove\n"
     assert site.run("sudo bootseer lazy off").startswith("off since")

@@ -56,8 +56,8 @@ def add(commands: Commands) -> None:
     )
     gcs = [it.add_parser("gc", help="remove unused layers", description=text) for it in (verbs, commands)]
     for gc in gcs:
-        help_ = "bytes, or as in 500M, 20G, 20Gi (default: 0, all unused layers)"
-        gc.add_argument("--max-size", metavar="SIZE", type=size, default=0, help=help_)
+        help_ = "bytes, or as in 500M, 20G, 20Gi (default: all unused layers go)"
+        gc.add_argument("--max-size", metavar="SIZE", type=size, help=help_)
         gc.set_defaults(run=_gc)
     for verb in (ls, rm, *gcs):
         if verb is not ls:
@@ -111,9 +111,9 @@ def _rm(args: argparse.Namespace) -> int:
 
 def _gc(args: argparse.Namespace) -> int:
     with store(load_config(args.config)) as access:
-        chosen, left = plan(access.layers, args.max_size)
+        chosen, left = plan(access.layers, args.max_size or 0)
         code = _remove(access, chosen, [], args, left)
-    if left > args.max_size > 0:
+    if args.max_size is not None and left > args.max_size:
         print(f"bootseer: the layers in use take {megabytes(left)}, more than --max-size", file=sys.stderr)
     return code
 

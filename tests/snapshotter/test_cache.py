@@ -79,6 +79,7 @@ def layer() -> Layer:
 def daemon(tmp_path: Path, layer: Layer, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     write_index(tmp_path / "indexes", layer)
     toml = f'[index]\nurl = "{tmp_path}/indexes"\n[fetch]\nbackground = false\n[mount]\nattach = "{request.param}"\n'
+    toml += "[cache]\nmin_free_percent = 0\n"  # however full this machine's disk is
     with origin(layer, make_layer(2, 5000, seed=7)) as registry, Daemon(tmp_path, registry, toml) as made:
         yield made
 

@@ -99,7 +99,10 @@ class Alarms:
         except OSError as error:
             _log.error("alarm.not_kept id=%s error=%r", id_, str(error))
         if self._raised is not None and pack.digest:
-            threading.Thread(target=self._raised, args=(pack.digest,), name="alarm", daemon=True).start()
+            try:
+                threading.Thread(target=self._raised, args=(pack.digest,), name="alarm", daemon=True).start()
+            except RuntimeError as error:  # no thread to be had: the quarantine counts when layers are opened
+                _log.error("alarm.not_heard id=%s error=%r", id_, str(error))
 
     def _add(self, alarm: Alarm) -> None:
         with self._lock:

@@ -60,8 +60,10 @@ class LateCheck:
         self._unproven = Unproven(files.directory, files.record.blocks, writable=True)
         self._names: tuple[list[int], list[tuple[int, str]]] | None = None
         with self._lock:
+            # after a reboot: what is in doubt may be a write that was lost
+            self._may_lack_writes = any(UNVERIFIED in files.present[start:end] for start, end in self._unproven.runs())
             for pack in self._unproven.packs:
-                if alarms.is_refuted(pack.digest):
+                if self.is_refuted(pack.digest):
                     self._doubt(pack.digest)
             self._prove(self._pieces(self._unproven.runs()))
 
@@ -71,6 +73,10 @@ class LateCheck:
     def close(self) -> None:
         """Close the notes."""
         self._unproven.close()
+
+    def is_refuted(self, digest: str) -> bool:
+        """Whether nothing is taken from this pack."""
+        return self._alarms.is_refuted(digest)
 
     # -- the layer's own bytes ---------------------------------------------------------------------------------------
 
@@ -102,7 +108,7 @@ class LateCheck:
         for place, number in enumerate(marks):
             if number and states[place] != ABSENT:
                 here = self._read(start + place, start + place + 1)
-                lost = states[place] == UNVERIFIED and not here.strip(b"\0")
+                lost = self._may_lack_writes and states[place] == UNVERIFIED and not here.strip(b"\0")
                 if here != data[place * BLOCK : (place + 1) * BLOCK] and here and not lost:
                     wrong.setdefault(number, []).append(start + place)
         for number, blocks in wrong.items():
@@ -113,7 +119,7 @@ class LateCheck:
     def store_hot(self, start: int, end: int, data: memoryview, pack: Pack) -> None:
         """Bytes of the blocks `[start, end)` have come in a pack: write what is not there yet. Corrupt when they are
         refuted, or the pack is in quarantine; OSError when the disk refuses them."""
-        if self._alarms.is_refuted(pack.digest):
+        if self.is_refuted(pack.digest):
             raise Corrupt("pack", f"{pack.where} is in quarantine: it has brought wrong bytes")
         proven = list(self._proven_before(start, end, data, pack))
         with self._lock:

@@ -259,6 +259,10 @@ class Prefetch:
             self._bring_spans()
             return None
         self._flush()
+        if any(layer.late.is_refuted(pack.digest) for layer in self._known_layers()):
+            self._doubt = "is in quarantine: it has brought wrong bytes"
+            self._bring_spans()
+            return None
         wanted = {number for number, frame in enumerate(pack.frames) if self._absent(range(frame.first, frame.last))}
         plan = PackPlan(pack, wanted, streaming_to)
         with self._lock:

@@ -207,15 +207,16 @@ def test_the_github_job(place: Place) -> None:
     secret = (place.work / "k").read_text()
     with Front(place.host, tokens=Tokens({"me": "pw"})) as front:
         place.host = front.host
+        lines = _lines("GitHub Actions", "- run: ")
         for sha in ("aaaa", "bbbb"):
             env = {**_settings("GitHub Actions"), "GITHUB_SHA": sha, "PASSWORD": "pw", "BOOTSEER_KEY": secret}
-            (place.work / "bootseer.key").unlink(missing_ok=True)
-            printed = {line: place.run(line, **env) for line in _lines("GitHub Actions", "- run: ")}
+            printed = {line: place.run(line, **env) for line in lines}
+            lines = [line for line in lines if line.startswith(("docker push", "bootseer"))]  # all else is done
             (published,) = (text for line, text in printed.items() if " publish " in line)
             assert ("nothing is taken over" in published) == (sha == "aaaa")
             assert ("published" in published) == (sha == "aaaa"), "equal layers, equal image: it is there"
             assert place.found("registry.example/team/web", "v2") == {(Kind.LAYER_INDEX, "")}
-        assert set(_lines("GitHub Actions", "- run: ")) <= set(place.ran)
+        assert len(lines) == 3
 
 
 def test_the_gitlab_job(place: Place) -> None:

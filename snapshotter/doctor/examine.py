@@ -9,18 +9,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from snapshotter.alarms import Alarms
 from snapshotter.config import Config
 from snapshotter.containerd.client import DEFAULT_ADDRESS, Containerd, Plugin
 from snapshotter.errors import Denied, SnapshotterError
 from snapshotter.lazyswitch import LazySwitch
 from snapshotter.registry import IndexDirectory, Registry
 from snapshotter.rpc import Unanswered, call
+from snapshotter.trust.keys import KeyRing
 
 from .containerdconfig import DEFAULT_CONFIG, check_config, read_config
 from .image import check_image
 from .kernel import KernelFacts, check_kernel
 from .model import Check, fail, ok, warn
 from .node import RootFacts, check_cri, check_daemon, check_ordinary, check_root
+from .trust import check_trust
 
 __all__ = ["Subject", "check_containerd", "examine"]
 
@@ -45,6 +48,7 @@ def examine(subject: Subject) -> Iterator[Check]:
     status, problem = _ask(config.control_path)
     yield from check_daemon(status, problem, version("bootseer"))
     yield from check_ordinary(status or {"lazy_off_since": LazySwitch(config.root_path).off_since()})
+    yield from _trust(config)
     yield from _containerd(subject)
     if config.cri.enabled:
         yield check_cri(config.cri_path)
@@ -66,6 +70,14 @@ def _ask(control: Path) -> tuple[Mapping[str, Any] | None, str]:
         return None, f"no daemon answers at {control}"
     except SnapshotterError as error:
         return None, str(error)
+
+
+def _trust(config: Config) -> Iterator[Check]:
+    try:
+        alarms = Alarms(config.root_path).entries()
+    except SnapshotterError:  # not root, which was said
+        alarms = []
+    yield from check_trust(config.trust.policy, KeyRing.load(map(Path, config.trust.keys)), alarms)
 
 
 def _containerd(subject: Subject) -> Iterator[Check]:

@@ -36,10 +36,15 @@ __all__ = [
 ]
 
 
+_CONNECTIONS = 16
+"""To one host, at least: a blob that is copied holds two, and several are on their way."""
+
+
 def client_config(args: argparse.Namespace, config: Config, *named: str) -> RegistryConfig:
     """How to talk to registries, for a person or a job: with their own credentials, unless the configuration says
     otherwise; without TLS to the registries of `named`, as far as these are references, if --plain-http was given."""
-    found = config.registry
+    connections = max(config.registry.connections_per_host, _CONNECTIONS)
+    found = replace(config.registry, connections_per_host=connections)
     if not found.docker_config:
         found = replace(found, docker_config=_docker_config())
     if args.plain_http:

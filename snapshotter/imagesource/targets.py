@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from snapshotter.errors import Denied, InvalidArgument, NotFound
 from snapshotter.imagesource.layout import Layout
 from snapshotter.imagesource.sources import LAYOUT_PREFIX
 from snapshotter.model import Digest
@@ -48,7 +49,10 @@ class RegistryTarget:
         """See ImageTarget."""
         if home.host != self._ref.host or home.repository == self._ref.repository:
             return False
-        return self._pusher.mount_blob(self._ref, digest, home.repository)
+        try:
+            return self._pusher.mount_blob(self._ref, digest, home.repository)
+        except (Denied, InvalidArgument, NotFound):  # a token for one repository only, mostly: then it is uploaded
+            return False
 
     def write(self, digest: Digest, size: int, open_: Callable[[], Iterator[bytes]]) -> None:
         """See ImageTarget."""

@@ -140,6 +140,21 @@ def test_within_a_registry_nothing_is_sent(host: str, layout: Path, capsys: Out)
 
 
 @pytest.mark.system
+def test_a_registry_that_does_not_mount(host: str, layout: Path, capsys: Out) -> None:
+    """Also over one connection to each host, were that not too few for reading and writing at once."""
+    said(capsys, "copy", f"oci-layout:{layout}", f"{host}/unmounted/one:1")
+    (layout / "c.toml").write_text("[registry]\nconnections_per_host = 1\n")
+
+    def refuse(request: Request) -> Status | None:
+        return Status(403) if "mount=" in request.path else None
+
+    with Front(host, refuse) as front:
+        source, target = f"{front.host}/unmounted/one:1", f"{front.host}/unmounted/two:1"
+        assert main(["copy", source, target, "--json", "--config", str(layout / "c.toml")]) == 0
+    assert json.loads(capsys.readouterr().out)["blobs"]["sent"] == len(all_blobs(layout))
+
+
+@pytest.mark.system
 def test_artifacts_of_an_image_that_was_there_before(host: str, layout: Path, capsys: Out) -> None:
     """The image is there already, what was published since comes along."""
     source, target = f"{host}/late/one:1", f"{host}/late/two:1"

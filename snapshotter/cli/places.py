@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-from snapshotter.artifacts.directory import DirectoryPlace, LocalFiles, UrlFiles
+from snapshotter.artifacts import opening
 from snapshotter.artifacts.ocilayout import LayoutPlace
 from snapshotter.artifacts.place import Place
 from snapshotter.artifacts.registryplace import RegistryPlace
@@ -21,7 +20,7 @@ from snapshotter.errors import Denied, InvalidArgument, SnapshotterError, UserEr
 from snapshotter.imagesource import ImageSource, Layout, LayoutImage, RegistryImage, open_archive, parse_layout
 from snapshotter.imagesource.dockerarchive import ARCHIVE_PREFIX
 from snapshotter.imagesource.sources import LAYOUT_PREFIX
-from snapshotter.registry import ImageRef, Platform, Registry, parse_platform, parse_reference
+from snapshotter.registry import Platform, Registry, parse_platform, parse_reference
 from snapshotter.registry.credentials import docker_config_path
 from snapshotter.trust.keys import SecretKey
 
@@ -73,18 +72,9 @@ def open_place(text: str, registry: Registry, source: ImageSource) -> Place:
     if not text:
         return _beside(source, registry)
     try:
-        if text.startswith(LAYOUT_PREFIX):
-            directory, tag = parse_layout(text)
-            if tag:
-                raise UserError(f"--to {text}: artifacts have tags of their own: leave :{tag} out")
-            return LayoutPlace(Layout.create(directory))
-        if "://" in text:
-            return _at_url(text)
-        if text.startswith((".", "/", "~")) or Path(text).is_dir():
-            return DirectoryPlace(text, LocalFiles(Path(text).expanduser()))
-        return RegistryPlace(registry, _repository(text))
+        return opening.open_place(text, registry)
     except InvalidArgument as error:
-        raise UserError(f"--to {text}: {error}") from error
+        raise UserError(f"--to {error}") from error
 
 
 def signing_key(path: Path | None, config: Config, place: Place) -> SecretKey | None:
@@ -136,26 +126,6 @@ def _beside(source: ImageSource, registry: Registry) -> Place:
     if source.home is None:
         raise UserError(f"{source.name} does not say which repository it is of: say where to publish with --to")
     return RegistryPlace(registry, source.home)
-
-
-def _at_url(text: str) -> Place:
-    parts = urlsplit(text)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return DirectoryPlace(text, LocalFiles(Path(unquote(parts.path))))
-    if parts.scheme in ("http", "https"):
-        raise UserError(f"--to {text}: cannot write to a web server: name the directory that it serves, or its storage")
-    return DirectoryPlace(text, UrlFiles(text))
-
-
-def _repository(text: str) -> ImageRef:
-    """A repository is named with its host, so that a directory that is misspelt does not go to some registry."""
-    first, slash, _ = text.partition("/")
-    ref = parse_reference(text)
-    if not slash or (ref.host != first and first != "index.docker.io"):
-        raise UserError(f"--to {text}: neither HOST/REPOSITORY, nor a directory: write ./{text} for a new directory")
-    if ref.tag or ref.digest:
-        raise UserError(f"--to {text}: a repository has neither tag nor digest; artifacts have tags of their own")
-    return ref
 
 
 def _docker_config() -> str:

@@ -35,9 +35,7 @@ def _at_url(text: str) -> Place:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return DirectoryPlace(text, LocalFiles(Path(unquote(parts.path))))
     if parts.scheme in ("http", "https"):
-        raise InvalidArgument(
-            f"{text}: cannot write to a web server: name the directory it serves, or its storage"
-        )
+        raise InvalidArgument(f"{text}: cannot write to a web server: name the directory it serves, or its storage")
     return DirectoryPlace(text, UrlFiles(text))
 
 

@@ -167,7 +167,8 @@ class Prefetch:
         self._host.submit(Lane.DEMAND, self._end_of_patience, delay_s=_LOOK_S)
 
     def tend(self) -> None:
-        """To be called now and then: ends a prefetch that stands still."""
+        """To be called now and then: sees layers that have come in, ends a prefetch that stands still."""
+        self.flush()
         if self._is_over():
             return
         progress = self.requests + self.bytes + self.blocks

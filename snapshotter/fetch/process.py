@@ -282,6 +282,7 @@ class FetchProcess:
         Also takes its background fetching up again after a restart of this process, and the prefetch of its image
         where that is named."""
         layer = self._layer(request["name"])
+        self._prefetches.flush()  # one that came in as another's sibling is mounted without a call of `ensure`
         if "image" in request:
             self._prefetch(request)
         if self._config.fetch.background:

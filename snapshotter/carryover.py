@@ -12,6 +12,7 @@ Invariant: a set that is there is never replaced.
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ from .model import Digest
 __all__ = ["Summary", "carry_over", "stored_tree"]
 
 _NICE = 10
+_MOST_S = 60
 _MOST_METADATA = 32 << 20
 """Bytes of both images' trees. Twice 101,002 names, 16 MB, take 2 s and 174 MB of memory."""
 
@@ -149,7 +151,6 @@ def _repository(image: str) -> str:
 def main(argv: Sequence[str]) -> int:
     """See the module."""
     root, image, *layers = argv
-    os.nice(_NICE)
     try:
         made = carry_over(Path(root), image, [Digest(layer) for layer in layers])
     except (SnapshotterError, BlockIndexError, OSError) as error:
@@ -160,4 +161,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    os.nice(_NICE)
+    signal.alarm(_MOST_S)  # whoever waits for it may have been killed
     sys.exit(main(sys.argv[1:]))

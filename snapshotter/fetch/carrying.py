@@ -75,14 +75,17 @@ class Carrying:
         self.tend()
 
     def tend(self) -> None:
-        """To be called now and then: begins with what can be done now."""
+        """To be called now and then: begins with what can be done now. Raises nothing: a pull calls it."""
         with self._lock:
             waiting = list(self._wanted.items())
         for key, wanted in waiting:
             if wanted.until_s < time.monotonic():
                 self._take(key)
             elif self._lacks(wanted.layers) and self._is_here(wanted.layers) and self._take(key):
-                threading.Thread(target=self._carry, args=(key, wanted), name="carry", daemon=True).start()
+                try:
+                    threading.Thread(target=self._carry, args=(key, wanted), name="carry", daemon=True).start()
+                except RuntimeError as error:  # the system has no more threads: the pull goes on without
+                    self._failed(key, wanted, error)
 
     def _take(self, key: str) -> bool:
         """Have the image wait no longer; whether it did."""
@@ -97,7 +100,7 @@ class Carrying:
     def _is_here(self, layers: Sequence[Digest]) -> bool:
         try:
             return all(self._store.find(digest) is not None for digest in layers)
-        except SnapshotterError:  # a layer that another one's name keeps out
+        except (SnapshotterError, OSError):  # a layer that another one's name keeps out, or that is broken
             return False
 
     def _carry(self, key: str, wanted: _Wanted) -> None:
@@ -109,13 +112,17 @@ class Carrying:
             with self._one_at_a_time:
                 made = self._run(wanted)
         except (OSError, ValueError, SnapshotterError) as error:
-            _log.warning("hotset.not_carried %s", fields(image=wanted.image, image_key=key, reason=str(error)))
+            self._failed(key, wanted, error)
             return
         for row in made:
             seconds = round(time.monotonic() - started, 3)
             _log.info("hotset.carried %s", fields(image=wanted.image, **row, seconds=seconds))
         if made:
             self._begin_anew(wanted.image, wanted.layers)
+
+    @staticmethod
+    def _failed(key: str, wanted: _Wanted, error: Exception) -> None:
+        _log.warning("hotset.not_carried %s", fields(image=wanted.image, image_key=key, reason=str(error)))
 
     def _run(self, wanted: _Wanted) -> list[dict[str, object]]:
         """What the program made. OSError, ValueError, SnapshotterError when it did not work."""

@@ -130,8 +130,7 @@ def test_nothing_hot_is_left_of_it(root: Path) -> None:
     assert carry_over(root, f"{REPOSITORY}:2", NEW_LAYERS) == [] and carried(root) is None
 
 
-def test_as_a_program(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "nice", lambda by: by)
+def test_as_a_program(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [str(root), f"{REPOSITORY}:2", *NEW_LAYERS]
     assert carryover.main(argv) == 0
     (made,) = json.loads(capsys.readouterr().out)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blockindex.hotset import HotSet, from_touches
+from snapshotter.blockstore import node_name
 from snapshotter.fetch import carrying as carrying_module
 from snapshotter.fetch.carrying import Carrying
 from snapshotter.fetch.host import Host
@@ -142,6 +143,27 @@ def test_what_goes_wrong_is_a_line_in_the_log(
     (line,) = [it.getMessage() for it in caplog.records]
     assert "hotset.not_carried" in line and reason in line
     assert not bench.begun and not bench.is_carried()
+    caplog.clear()
+
+
+def test_without_a_thread_the_pull_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(bench.root, NEW_APP, IMAGE)
+    record = bench.root / "layers" / node_name(LAYERS[1]) / "layer.json"
+    whole = record.read_text()
+    record.write_text("{")
+    bench.carrying.consider(IMAGE, LAYERS)
+    assert repr(bench.carrying) == "<Carrying 1 images wait, 0 tried>", "a broken layer is none"
+    record.write_text(whole)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    bench.carrying.tend()
+    (line,) = [it.getMessage() for it in caplog.records]
+    assert "hotset.not_carried" in line and "can't start new thread" in line
     caplog.clear()
 
 

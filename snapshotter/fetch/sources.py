@@ -32,14 +32,21 @@ class Sources:
             config.lookup,
         )
         self.images = Images(registry.resolve, timeout_s)
-        indexes = IndexDirectory(config.index.url, config.index.timeout_s) if config.index.url else None
-        self.indexes = Indexes(indexes, self.lookup, self.images, registry.blob, timeout_s)
-        hotsets = HotDirectory(config.hotset.url, config.hotset.timeout_s) if config.hotset.url else None
+        self._indexdir = IndexDirectory(config.index.url, config.index.timeout_s) if config.index.url else None
+        self.indexes = Indexes(self._indexdir, self.lookup, self.images, registry.blob, timeout_s)
+        self._hotdir = HotDirectory(config.hotset.url, config.hotset.timeout_s) if config.hotset.url else None
         registries = Registries(self.lookup, self.images, registry.blob, timeout_s)
-        self.hot = HotSources(HotStore(config.root_path), hotsets, registries)
+        self.hot = HotSources(HotStore(config.root_path), self._hotdir, registries)
 
     def __repr__(self) -> str:
         return f"<Sources {self.indexes!r} {self.hot!r} {self.images!r}>"
+
+    def close(self) -> None:
+        """Ask nobody any more. The registry's connections are the caller's."""
+        self.lookup.close()
+        for directory in (self._indexdir, self._hotdir):
+            if directory is not None:
+                directory.close()
 
     def refused(self) -> list[dict[str, Any]]:
         """Artifacts that were found and not used, for `bootseer status`."""

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +136,18 @@ class FetchProcess:
                 raise TimeoutError("not answered in time by this process and those before it that were killed")
 
             def answer(waiter: Waiter, error: int) -> None:
-                self._answer(slot, unique, layer.files, waiter, error)
+                self._answer(slot, unique, layer, waiter, error)
 
             layer.wait_for(Waiter(offset, size, start, end, since, answer))
         except Exception:  # a poison request gets EIO, the process goes on
             _log.exception("read.failed node=%x offset=%d size=%d answered=EIO", node, offset, size)
             self._reply(slot, unique, -errno.EIO)
 
-    def _answer(self, slot: int, unique: int, files: LayerFiles, waiter: Waiter, error: int) -> None:
-        body = b""
+    def _answer(
+        self, slot: int, unique: int, layer: LayerFetch, waiter: Waiter, error: int, again: bool = True
+    ) -> None:
+        """Reply with what the store has. What the disk cannot read back is fetched `again`, once."""
+        body, files = b"", layer.files
         if not error:
             buffer = bytearray(waiter.size)
             try:
@@ -152,6 +155,16 @@ class FetchProcess:
                 waiter.overlay(buffer, files.meta_size)
                 body = bytes(buffer)
             except OSError as failed:
+                if again and waiter.start < waiter.end:
+                    layer.doubt([(waiter.start, waiter.end)])
+                    layer.wait_for(
+                        replace(
+                            waiter,
+                            held={},
+                            answer=lambda it, error: self._answer(slot, unique, layer, it, error, again=False),
+                        )
+                    )
+                    return
                 _log.error("read.failed file=%r offset=%d error=%r answered=EIO", files, waiter.offset, str(failed))
                 error = errno.EIO
         self._reply(slot, unique, -error, body)

@@ -191,6 +191,19 @@ def test_flipped_blocks_are_found_on_command_and_fetched_again(
         assert main(["verify", *where(daemon)]) == 0
 
 
+def test_what_the_disk_cannot_read_back_is_fetched_again(tmp_path: Path, indexed: str, layers: list[Layer]) -> None:
+    """Here the end of the file is gone, and comes back; a container sees right bytes, and no I/O error."""
+    layer = layers[0]
+    with origin(*layers) as registry, Daemon(tmp_path, registry, indexed) as daemon:
+        daemon.prepare(layer)
+        until(lambda: row(daemon, layer)["state"] == "complete")
+        drop_caches()
+        before = len(registry.requests)
+        os.truncate(directory(daemon, layer) / "data", 500_000)
+        read(daemon, layer)
+        assert len(registry.requests) > before
+
+
 def test_flipped_metadata_and_indexes_reach_nobody(tmp_path: Path, indexed: str, layers: list[Layer]) -> None:
     """The layer is mounted again, from what the disk made of it: before the kernel sees it, it is right."""
     layer = layers[0]

@@ -27,8 +27,8 @@ from tests.snapshotter.daemon import (
     reader,
     write_index,
 )
-from tests.snapshotter.rangeserver import Hold, RangeServer
-from tests.systemd.manager import Manager
+from tests.snapshotter.rangeserver import Hold
+from tests.systemd.managed import Managed
 
 pytestmark = pytest.mark.system
 
@@ -39,26 +39,6 @@ _PATIENCE_S = 60.0
 @pytest.fixture(scope="module")
 def layer() -> Layer:
     return make_layer(files=32, size=256 << 10)
-
-
-class Managed(Daemon):
-    """A daemon whose process is the manager's."""
-
-    def __init__(self, home: Path, registry: RangeServer, toml: str, program: str = BOOTSEER) -> None:
-        super().__init__(home, registry, toml)
-        self.manager = Manager([program, "serve", "--config", str(home / "config.toml")], home / "log")
-
-    def start(self) -> None:
-        self.manager.__enter__()
-        self.manager.until("READY=1")
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        self.manager.__exit__()
-
-    def reload(self, program: str = BOOTSEER) -> subprocess.CompletedProcess[str]:
-        """`bootseer reload`."""
-        words = [program, "reload", "--config", str(self.home / "config.toml")]
-        return subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
 
 
 @pytest.fixture

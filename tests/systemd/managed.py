@@ -1,0 +1,33 @@
+"""A daemon, as in `tests.snapshotter.daemon`, whose process is a service manager's."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.snapshotter.daemon import BOOTSEER, Daemon
+from tests.snapshotter.rangeserver import RangeServer
+from tests.systemd.manager import Manager
+
+__all__ = ["Managed"]
+
+_PATIENCE_S = 150.0
+
+
+class Managed(Daemon):
+    """`start` and `stop` are those of the manager; what it keeps is lost with `stop` only."""
+
+    def __init__(self, home: Path, registry: RangeServer, toml: str, program: str = BOOTSEER) -> None:
+        super().__init__(home, registry, toml)
+        self.manager = Manager([program, "serve", "--config", str(home / "config.toml")], home / "log")
+
+    def start(self) -> None:
+        self.manager.__enter__()
+        self.manager.until("READY=1")
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.manager.__exit__()
+
+    def reload(self) -> subprocess.CompletedProcess[str]:
+        """`bootseer reload`."""
+        words = [BOOTSEER, "reload", "--config", str(self.home / "config.toml")]
+        return subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)

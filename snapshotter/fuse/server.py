@@ -3,7 +3,7 @@
 It is single-threaded (two reader threads get in each other's way under the GIL: 84 against 240 MB/s at 4 KiB) and does
 nothing that can wait: no network, no decoding, no lock. A read whose blocks are not all present stays in its slot of
 the ring and the fetch process answers it; so does one whose bytes the disk cannot read back. A reply to READ is exactly
-min(size, end - offset) bytes or an error: EROFS turns short replies into zero pages. A request that makes this code fail
+min(size, end - offset) bytes or an error: EROFS turns short replies into zero pages. A request that makes the code fail
 is answered with EIO; one that has killed the process `_POISON` times is answered with EIO unread. It must never touch a
 path below its own mounts.
 

@@ -33,6 +33,7 @@ _TOP = (
     "lazy_off_since",
     "ordinary",
     "prefetches",
+    "artifacts_refused",
     "workloads",
     "layers",
 )
@@ -94,7 +95,10 @@ def render(answer: Mapping[str, Any]) -> str:
         parts.append(table(("LAYERS", "LEFT TO CONTAINERD", "LAST OF", "WHY"), rows))
     if prefetches := answer.get("prefetches"):
         rows = [_prefetch_row(row) for row in prefetches]
-        parts.append(table(("HOT BLOCKS OF", "WORKLOAD", "STATE", "CAME", "SIZE", "REQUESTS"), rows))
+        parts.append(table(("HOT BLOCKS OF", "WORKLOAD", "STATE", "CAME", "SIZE", "REQUESTS", "FROM"), rows))
+    if refused := answer.get("artifacts_refused"):
+        rows = [[str(row.get(key, "")) for key in ("artifact", "workload", "from", "reason")] for row in refused]
+        parts.append(table(("REFUSED", "WORKLOAD", "FROM", "WHY"), rows))
     if workloads := answer.get("workloads"):
         rows = [_start_row(row) for row in workloads[-_STARTS:]]
         parts.append(table(("CONTAINER", "WORKLOAD", "BY", "IMAGE", "RECORDED", "MISSED", "STALE"), rows))
@@ -112,6 +116,7 @@ def _prefetch_row(row: Mapping[str, Any]) -> list[str]:
         f"{row.get('blocks', 0)} of {row.get('hot_blocks', 0)}",
         megabytes(row.get("bytes", 0)),
         str(row.get("requests", 0)),
+        str(row.get("from") or "-") + (f" (only which blocks: {why})" if (why := row.get("bytes_refused")) else ""),
     ]
 
 

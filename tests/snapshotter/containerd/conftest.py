@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_provider import FakeProvider
 
 from snapshotter.containerd.snapshots import Snapshots
+from tests.snapshotter.containerd.fake_provider import FakeProvider
 
 
 @pytest.fixture

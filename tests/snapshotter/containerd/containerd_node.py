@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fake_provider import FakeProvider
-
 from snapshotter.model import Digest
+from tests.snapshotter.containerd.fake_provider import FakeProvider
 
 SNAPSHOTTER = "bootseer-test"
 _FORMAT = "oci"  # whose media types images are pushed with: also v2s2, Docker's

@@ -10,13 +10,21 @@ from pathlib import Path
 
 import grpc
 import pytest
-from containerd_node import NEEDED, SNAPSHOTTER, Node, layer_digest, runnable_layer, serve_layers, tar_of
-from fake_provider import FakeProvider
 
 from snapshotter.containerd.model import Counters, Kind, Mount
 from snapshotter.containerd.service import serve
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import AlreadyExists
+from tests.snapshotter.containerd.containerd_node import (
+    NEEDED,
+    SNAPSHOTTER,
+    Node,
+    layer_digest,
+    runnable_layer,
+    serve_layers,
+    tar_of,
+)
+from tests.snapshotter.containerd.fake_provider import FakeProvider
 
 pytestmark = [
     pytest.mark.system,

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from containerd_node import NEEDED, SNAPSHOTTER, Node, tar_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.blockindex.tarcases import END, base256, file, header, long_name, pax
 from tests.blockindex.tarstrategies import drawn, encoded
 from tests.blockindex.test_erofs_mount import CAPABILITY, View, differences, rich_tree, view
+from tests.snapshotter.containerd.containerd_node import NEEDED, SNAPSHOTTER, Node, tar_of
 from tests.snapshotter.daemon import Daemon, origin
 
 pytestmark = [

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-import containerd_node
 import pytest
 import zstandard
-from test_differential import Both, _assert_same, _directory, both
 
 from tests.blockindex.layers import frames, members
 from tests.blockindex.tarcases import ACL, CAPABILITY, END, base256, file, header, long_name, pax
+from tests.snapshotter.containerd import containerd_node
+from tests.snapshotter.containerd.test_differential import Both, _assert_same, _directory, both
 
 __all__ = ["both"]
 

@@ -1,11 +1,11 @@
 """Which layer a Prepare is about, by each family of labels."""
 
 import pytest
-from fake_provider import CRI, STARGZ, TARGET, digest, layer_labels
 
 from snapshotter.containerd.labels import is_layer_unpack, layer_ref, target_name
 from snapshotter.errors import InvalidArgument
 from snapshotter.model import LayerRef
+from tests.snapshotter.containerd.fake_provider import CRI, STARGZ, TARGET, digest, layer_labels
 
 A, B, C = digest("a"), digest("b"), digest("c")
 

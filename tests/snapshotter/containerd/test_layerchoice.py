@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_provider import TARGET, FakeProvider, digest, layer_labels
 
 from snapshotter.containerd.layerchoice import LayerChoice
 from snapshotter.containerd.model import Counters
@@ -13,6 +12,7 @@ from snapshotter.containerd.ordinary import OrdinaryPulls, Reason, Refusal
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import AlreadyExists, NotFound, SnapshotterError
 from snapshotter.model import LayerRef
+from tests.snapshotter.containerd.fake_provider import TARGET, FakeProvider, digest, layer_labels
 
 A, B = digest("a"), digest("b")
 FOUND = LayerRef(f"r.io/app@{B}", A, (A,))

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fake_provider import FakeProvider, digest
 
 from snapshotter.containerd.lazy import LazyLayers
 from snapshotter.errors import InvalidArgument, Precondition, Transient
 from snapshotter.model import Digest, LayerRef, MountedLayer
+from tests.snapshotter.containerd.fake_provider import FakeProvider, digest
 
 A = digest("a")
 REF = LayerRef("h/a:1", A, (A,))

@@ -5,12 +5,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_provider import digest
 
 from snapshotter.containerd.metadata import Metadata
 from snapshotter.containerd.model import Kind, LazyLayer, Usage
 from snapshotter.errors import AlreadyExists, NotFound, UserError
 from snapshotter.model import LayerRef
+from tests.snapshotter.containerd.fake_provider import digest
 
 
 @pytest.fixture

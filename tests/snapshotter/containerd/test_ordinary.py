@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from fake_provider import FakeProvider, digest, layer_labels
 
 from snapshotter.containerd.labels import TARGET_LABEL
 from snapshotter.containerd.model import Counters
@@ -11,6 +10,7 @@ from snapshotter.containerd.ordinary import LazyRules, OrdinaryPulls, Reason
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import AlreadyExists
 from snapshotter.lazyswitch import LazySwitch
+from tests.snapshotter.containerd.fake_provider import FakeProvider, digest, layer_labels
 
 A, B = digest("a"), digest("b")
 

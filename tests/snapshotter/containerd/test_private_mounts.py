@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from fake_provider import FakeProvider, digest, layer_labels
 
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import AlreadyExists
 from snapshotter.model import Digest, LayerRef
+from tests.snapshotter.containerd.fake_provider import FakeProvider, digest, layer_labels
 
 A, B = digest("a"), digest("b")
 

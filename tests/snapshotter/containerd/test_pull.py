@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from containerd_node import NEEDED, SNAPSHOTTER, Node, runnable_layer, tar_of
 
 from snapshotter.cli import main
 from snapshotter.containerd.pull import image_name
 from snapshotter.lazyswitch import LazySwitch
 from snapshotter.registry import parse_reference
+from tests.snapshotter.containerd.containerd_node import NEEDED, SNAPSHOTTER, Node, runnable_layer, tar_of
 from tests.snapshotter.daemon import Daemon
 from tests.snapshotter.rangeserver import Action, Behaviour, RangeServer, Request, Truncate
 

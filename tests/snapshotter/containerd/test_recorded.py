@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containerd_node import NEEDED, SNAPSHOTTER, Node, runnable_layer, tar_of
-from test_pull import image_files
 
 from blockindex.hotset import HotSet
 from snapshotter.cli import main
 from snapshotter.hotstore import HotStore
 from snapshotter.kernel.mountapi import mounts
 from snapshotter.rpc import Unanswered
+from tests.snapshotter.containerd.containerd_node import NEEDED, SNAPSHOTTER, Node, runnable_layer, tar_of
+from tests.snapshotter.containerd.test_pull import image_files
 from tests.snapshotter.daemon import Daemon
 from tests.snapshotter.rangeserver import RangeServer
 

@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fake_provider import FakeProvider, digest
 
 from snapshotter.containerd import salvage
 from snapshotter.containerd.metadata import Metadata
@@ -16,6 +15,7 @@ from snapshotter.containerd.model import Kind, LazyLayer, Snapshot
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import NotFound
 from snapshotter.model import LayerRef
+from tests.snapshotter.containerd.fake_provider import FakeProvider, digest
 
 PAGE = 4096
 ROWS = 200

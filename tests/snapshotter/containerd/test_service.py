@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_provider import FakeProvider, digest, layer_labels
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from proto import snapshots_pb2 as pb
@@ -20,6 +19,7 @@ from snapshotter import errors
 from snapshotter.containerd.service import serve
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import UserError
+from tests.snapshotter.containerd.fake_provider import FakeProvider, digest, layer_labels
 
 Stub = Any  # the generated stubs have no types
 

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_provider import CRI, STARGZ, TARGET, FakeProvider, digest, layer_labels
 
 from snapshotter.containerd.model import Counters, Kind, Usage
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import AlreadyExists, InvalidArgument, NotFound, Precondition, Transient
 from snapshotter.model import Digest, LayerRef
+from tests.snapshotter.containerd.fake_provider import CRI, STARGZ, TARGET, FakeProvider, digest, layer_labels
 
 A, B, C = digest("a"), digest("b"), digest("c")
 

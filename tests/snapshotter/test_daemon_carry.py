@@ -51,14 +51,15 @@ def package(name: str, version: int, files: int = 4) -> dict[str, bytes]:
     return made
 
 
-BASE = made_layer(package("base", 1), 1)
-KEPT = {**package("numpy", 1), **package("web", 1)}
-MODEL = random.Random(7).randbytes(50 * BLOCK)
-OLD_APP = made_layer({**KEPT, **package("tool", 1, files=2), "opt/one/model.bin": MODEL}, 1)
-NEW_APP = made_layer({"srv/two/model.bin": MODEL, **package("tool", 2, files=3), **KEPT}, 2)
-"""Built again: all times are others; `tool` has a new version, with one file more; `model.bin` was moved."""
-
-OLD, NEW = [BASE, OLD_APP], [BASE, NEW_APP]
+def built() -> tuple[list[Layer], list[Layer]]:
+    """The layers of an image, and of the same built again: all times of its upper layer are others, `tool` has a new
+    version, with one file more, and `model.bin` was moved."""
+    base = made_layer(package("base", 1), 1)
+    kept = {**package("numpy", 1), **package("web", 1)}
+    model = random.Random(7).randbytes(50 * BLOCK)
+    old = made_layer({**kept, **package("tool", 1, files=2), "opt/one/model.bin": model}, 1)
+    new = made_layer({"srv/two/model.bin": model, **package("tool", 2, files=3), **kept}, 2)
+    return [base, old], [base, new]
 
 
 def starts_with(layer: Layer) -> list[str]:
@@ -134,18 +135,19 @@ def blocks_on_demand(daemon: Daemon, layers: list[Layer]) -> tuple[int, int]:
 def test_the_first_start_of_a_rebuilt_image(tmp_path: Path) -> None:
     """One package changed and one file moved: at most a tenth of what the first start reads is fetched on demand. It is
     recorded all the same."""
-    with node(tmp_path, BASE, OLD_APP, NEW_APP) as daemon:
-        start(daemon, pull(daemon, OLD), "old", OLD)
-        _until(lambda: hotset_of(daemon, OLD), "the end of the recording")
-        recorded = hotset_of(daemon, OLD)
+    old, new = built()
+    with node(tmp_path, *old, new[-1]) as daemon:
+        start(daemon, pull(daemon, old), "old", old)
+        _until(lambda: hotset_of(daemon, old), "the end of the recording")
+        recorded = hotset_of(daemon, old)
         assert recorded is not None and not recorded.carried_from
 
-        image, key = pull(daemon, NEW), image_key([layer.digest for layer in NEW])
+        image, key = pull(daemon, new), image_key([layer.digest for layer in new])
         ended = {"image_key": key, "state": "over"}
         _until(lambda: any(ended.items() <= it.items() for it in daemon.status()["prefetches"]), "the prefetch")
-        carried = hotset_of(daemon, NEW)
+        carried = hotset_of(daemon, new)
         assert carried is not None and carried.carried_from == recorded.image_key
-        missing, read = blocks_on_demand(daemon, NEW)
+        missing, read = blocks_on_demand(daemon, new)
         assert 0 < missing <= 0.1 * read, f"{missing} of {read} blocks on demand"
-        start(daemon, image, "new", NEW)
+        start(daemon, image, "new", new)
         assert daemon.status()["recordings"]["opened"] == 2

@@ -94,7 +94,7 @@ def test_after_a_reboot_nothing_is_trusted_and_leftovers_are_swept(tmp_path: Pat
     abandoned.discard()
 
 
-@pytest.mark.parametrize("name", ["meta", "index", "data", "present", "layer.json"])
+@pytest.mark.parametrize("name", ["data", "present", "layer.json"])
 def test_after_a_reboot_a_layer_that_did_not_survive_whole_is_dropped(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -285,6 +285,7 @@ def test_after_a_power_cut_layers_come_back_without_registry_and_credentials(
             size = (directory(daemon, torn) / "data").stat().st_size
             os.truncate(directory(daemon, torn) / "data", size // 2)  # zeros in the place of what was not synced
             os.truncate(directory(daemon, torn) / "data", size)
+            flip(directory(daemon, whole) / "meta", 1500)  # they come back out of the index
             os.truncate(directory(daemon, lost) / "index", 100)
         before = len(registry.requests)
         read(daemon, whole)

@@ -1,7 +1,7 @@
 """The service's way to its layers: whom it asks, and what it gives back."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Bench:
         self.attacher = FakeAttacher(root / "m")
         self.asked: list[tuple[str, str]] = []
         self.watched = threading.Event()
+        self.on_ensure: Callable[[], object] = lambda: None
         self._server = Server(
             root / "fetch.sock", {op: self._note(op) for op in ("ensure", "complete", "release", "remove")}
         )
@@ -61,6 +62,8 @@ class Bench:
     def _note(self, op: str) -> Any:
         def handler(request: Mapping[str, Any]) -> Any:
             self.asked.append((op, request.get("image", "")))
+            if op == "ensure":
+                self.on_ensure()
             if op == "complete":
                 self.watched.set()
             return {"name": node_name(DIGEST), "complete": False} if op == "ensure" else True
@@ -160,3 +163,31 @@ def test_what_is_attached_is_told_by_digest(bench: Bench) -> None:
     assert bench.layers.attached() == []
     bench.attacher.attached |= {node_name(DIGEST), "0123456789abcd"}  # one that is not in the store any more
     assert bench.layers.attached() == [DIGEST]
+
+
+def test_what_a_pull_will_ask_for_is_expected(bench: Bench) -> None:
+    other = Digest("sha256:" + "cd" * 32)
+    bench.layers.ensure(LayerRef(IMAGE, DIGEST, (DIGEST, other)))
+    assert bench.layers.expected() == {DIGEST, other}
+
+
+@pytest.mark.parametrize("name", ["index", "layer.json"])
+def test_a_damaged_layer_is_dropped_and_asked_for_again(
+    bench: Bench, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = bench.store.layers / node_name(DIGEST) / name
+    good = path.read_bytes()
+    path.write_bytes(b"what a disk made of it")
+    bench.on_ensure = lambda: path.write_bytes(good)
+    assert bench.layers.ensure(_ref(IMAGE)).path == bench.attacher.path(DIGEST)
+    assert [op for op, _ in bench.asked[:2]] == ["remove", "ensure"] and "layer.dropped" in caplog.text
+    caplog.clear()
+
+
+def test_a_damaged_layer_that_is_mounted_is_served_on(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Containers stand on it; what the kernel has of it is right."""
+    bench.layers.ensure(_ref(IMAGE))
+    (bench.store.layers / node_name(DIGEST) / "index").write_bytes(b"what a disk made of it")
+    assert bench.layers.ensure(_ref(IMAGE)).path == bench.attacher.path(DIGEST)
+    assert "layer.damaged" in caplog.text and "remove" not in {op for op, _ in bench.asked}
+    caplog.clear()

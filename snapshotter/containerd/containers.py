@@ -24,6 +24,8 @@ __all__ = ["ContainerdContainers"]
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 1.0  # a container's start waits for the answer
+_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+"""containerd may be started after us, and again: with gRPC's own pauses it would not be found for up to two minutes."""
 _TOPIC = "/containers/create"
 
 
@@ -32,7 +34,7 @@ class ContainerdContainers:
 
     def __init__(self, address: Path) -> None:
         self._address = address
-        self._channel = grpc.insecure_channel(f"unix://{address}")
+        self._channel = grpc.insecure_channel(f"unix://{address}", options=_OPTIONS)
         self._stub = containers_pb2_grpc.ContainersStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._created: EventStream | None = None
 
@@ -55,10 +57,12 @@ class ContainerdContainers:
 
     def find(self, namespace: str, name: str) -> Container | None:
         """The container; None when there is none (yet), or containerd does not answer in time. Never raises."""
+        if not self._address.exists():
+            return None
         request = containers_pb2.GetContainerRequest(id=name)
         metadata = (("containerd-namespace", namespace),)
         try:
-            found = self._stub.Get(request, metadata=metadata, timeout=_TIMEOUT_S).container
+            found = self._stub.Get(request, metadata=metadata, timeout=_TIMEOUT_S, wait_for_ready=True).container
             return _described(found.spec.value, dict(found.labels))
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:

@@ -4,16 +4,17 @@ Stands between the snapshots and the recorder. The life of a start:
     prepared   its snapshot is there, its container is not known: `default` is on its way since the pull
     known      the container is known, by the event of its creation or when its mounts are asked for: its workload is
                chosen, and the fetch process told to bring that workload's own set first
-    judged     it is over (the snapshot is removed) or `window_s` old: what it fetched on demand although a set served
-               it is compared with what was read. From `stale_share` on the workload is *stale*, and its next container
-               is recorded again.
+    judged     it has ended: the snapshot is removed, `window_s` is over, or another container of the image starts.
+               What was fetched on demand although a set served it is compared with what was read. From `stale_share`
+               on the workload is *stale*, and its next container is recorded again.
 
 A container is recorded when its image has no hot set at all (from its Prepare on, by the recorder's rule), when its
 workload is stale, or when its workload has no set anywhere and the image's `default` was made here, of other workloads.
 Where `default` came from elsewhere it is given a chance: whoever made it may have known this workload.
 
 What was read is counted by the layers' devices, what was missed by the fetch process's journal (`judging`). Both count
-all containers on the layers: the kernel does not say who reads. A judgement that is wrong costs one recording.
+all containers on the layers, since the kernel does not say who reads: therefore a start ends with the next one. A
+judgement that is wrong costs one recording.
 
 Locking: `_lock` guards the table. containerd and the fetch process are asked without it. Nothing here may keep a
 container from starting: what fails is logged.
@@ -77,17 +78,19 @@ class HotBlocks(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Start:
-    """`began`: seconds since 1970; `read`: `blocks_read` of each layer then, by node name; `share` of the blocks that
-    nobody had foreseen, once it is judged."""
+    """`began`, `ended`: seconds since 1970, 0 for not yet; `read`, `read_then`: `blocks_read` of each layer at these
+    times, by node name; `share` of the blocks that nobody had foreseen, once it is judged."""
 
     key: str
     image: str
     layers: tuple[Digest, ...]
     choice: Choice | None = None
     began: float = 0.0
+    ended: float = 0.0
     read: Mapping[str, int] = field(default_factory=dict)
+    read_then: Mapping[str, int] = field(default_factory=dict)
     is_recorded: bool = False
-    is_over: bool = False
+    is_removed: bool = False
     is_judged: bool = False
     share: float | None = None
     learning: threading.Lock = field(default_factory=threading.Lock)
@@ -158,8 +161,8 @@ class Starts:
         with self._lock:
             start = self._starts.get(key)
         if start is not None:
-            start.is_over = True
-            self._wake.set()
+            start.is_removed = True
+            self._end(start)
         self._recorder.release(key)
 
     # -- containers --------------------------------------------------------------------------------------------------
@@ -201,7 +204,7 @@ class Starts:
     def _known(self, key: str, refs: Sequence[LayerRef]) -> _Start:
         with self._lock:
             start = self._starts.get(key)
-            if start is None or start.is_over:
+            if start is None or start.is_removed:
                 self._starts.pop(key, None)
                 start = self._starts[key] = _Start(key, refs[-1].image, tuple(ref.digest for ref in refs))
                 for old in list(self._starts)[:-_REMEMBERED]:
@@ -217,6 +220,10 @@ class Starts:
             if container is None:
                 return None
             choice = self._choice.choose(container, start.image_key)
+            with self._lock:
+                before = [it for it in self._starts.values() if it.began and it.image_key == start.image_key]
+            for other in before:
+                self._end(other)
             start.began, start.read = time.time(), self._read(start)
             start.choice = choice
             _log.info(
@@ -253,18 +260,27 @@ class Starts:
             with self._lock:
                 starts = [start for start in self._starts.values() if not start.is_judged]
             for start in starts:
-                if start.is_over or (start.began and time.time() > start.began + self._config.record.window_s):
-                    start.is_judged = True
+                if start.began and time.time() > start.began + self._config.record.window_s:
+                    self._end(start)
+                if start.ended:
                     self._judge(start)
+                    start.is_judged = True
             self._wake.wait(_TICK_S if starts else None)
             self._wake.clear()
+
+    def _end(self, start: _Start) -> None:
+        """The start is over, if it is not yet: to be judged."""
+        if not start.ended:
+            start.read_then = self._read(start)
+            start.ended = time.time()
+            self._wake.set()
 
     def _judge(self, start: _Start) -> None:
         if start.choice is None or start.is_recorded or not self._config.hotset.prefetch:
             return
         try:
-            read, names = self._read(start), start.names
-            journal, _ = self._hot.history(names, start.began, time.time())
+            names, read = start.names, start.read_then
+            journal, _ = self._hot.history(names, start.began, start.ended)
             key, workload = start.image_key, start.choice.workload
             hotset = self._own_set(key, workload) or self._own_set(key, DEFAULT_WORKLOAD)
             missed = unforeseen(journal["waits"], names, hotset)

@@ -28,8 +28,8 @@ FIRST = 40 << 10
 class Site:
     """One image whose workloads have sets; all streams of the packs leave their starts in `asked`."""
 
-    def __init__(self, root: Path, layers: Sequence[Layer]) -> None:
-        self.bench = HotBench(root, layers, streams=3)
+    def __init__(self, root: Path, layers: Sequence[Layer], there: Sequence[int] = (0, 1)) -> None:
+        self.bench = HotBench(root, layers, streams=3, there=there)
         self.asked: list[tuple[str, int]] = []
         self.packs: dict[str, FakeBlob] = {}
         self.sets: dict[str, HotSet] = {}
@@ -193,6 +193,20 @@ def test_one_that_breaks_lets_default_go_on(site: Site, caplog: pytest.LogCaptur
     site.until_over()
     assert site.present(DEFAULT) and "prefetch.broke_off" in caplog.text
     caplog.clear()
+
+
+def test_a_layer_that_came_in_without_a_word_is_seen(tmp_path: Path) -> None:
+    made = Site(tmp_path, [make_layer(files=4, size=128 << 10, seed=seed) for seed in (1, 2)], there=[0])
+    made.sets = {"default": made.bench.hotset(DEFAULT)}
+    made.prefetches.begin(IMAGE, made.bench.digests)
+    made.bench.until(lambda: made.bench.present(0, 0, 24))
+    made.bench.settle()
+    made.bench.come_in(1)
+    assert made.states() == {"default": "streaming"}
+    made.prefetches.tend()
+    made.until_over()
+    assert made.present(DEFAULT)
+    made.bench.close()
 
 
 def test_the_services_call(site: Site) -> None:

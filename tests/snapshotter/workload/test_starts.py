@@ -66,6 +66,7 @@ class Neighbours:
         return self.states.get(workload, "none")
 
     def history(self, names: Sequence[str], since: float, until: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        assert 0 < since <= until
         if self.problem is not None:
             raise self.problem
         return {"whole_since": self.whole_since, "waits": self.waits}, []
@@ -107,7 +108,7 @@ class Bench:
     def judged(self, name: str) -> dict[str, Any]:
         """End the start; what status shows then."""
         self.starts.release(f"k8s.io/7/{name}")
-        until(lambda: all(start.is_judged for start in self.starts._starts.values() if start.is_over))
+        until(lambda: all(start.is_judged for start in self.starts._starts.values() if start.is_removed))
         return next(row for row in self.starts.status() if row["key"].endswith(f"/{name}"))
 
 
@@ -230,6 +231,15 @@ def test_a_start_is_judged_when_the_window_is_over(tmp_path: Path) -> None:
     bench.start("a", TRAIN)
     until(lambda: [row["stale_share"] for row in bench.starts.status()] == [1.0])
     bench.starts.close()
+
+
+def test_a_start_ends_when_another_container_of_the_image_starts(bench: Bench) -> None:
+    """Nobody can say whose misses come after that."""
+    bench.kept(TRAIN, (0, 0, 100, 0))
+    bench.start("a", TRAIN)
+    bench.neighbours.waits = [wait(200, 300)]
+    bench.start("b", TRAIN)
+    until(lambda: [row["missed_share"] for row in bench.starts.status()] == [1.0, None])
 
 
 def test_what_cannot_be_judged_is_not(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

@@ -180,7 +180,11 @@ class Arrivals:
         except (SnapshotterError, BlockIndexError) as error:
             self._end(digest, future)
             future.set_exception(error)
-        except Exception as error:  # disk full, a bug: the layer goes the ordinary way, everyone waiting learns it
+        except OSError as error:  # the disk is full or broken: the layer goes the ordinary way, everyone learns it
+            _log.error("arrival.failed layer=%s error=%r", digest, str(error))
+            self._end(digest, future)
+            future.set_exception(SnapshotterError(f"{digest}: cannot be stored: {error}"))
+        except Exception as error:  # a bug: the same
             _log.exception("arrival.failed layer=%s", digest)
             self._end(digest, future)
             future.set_exception(SnapshotterError(f"{digest}: {type(error).__name__}: {error}"))

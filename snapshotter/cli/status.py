@@ -31,6 +31,8 @@ _TOP = (
     "alarms",
     "prepares",
     "lazy_off_since",
+    "cache",
+    "unstored_bytes",
     "ordinary",
     "prefetches",
     "artifacts_refused",
@@ -90,6 +92,10 @@ def render(answer: Mapping[str, Any]) -> str:
         parts.append("prepares: " + ", ".join(f"{count} {kind}" for kind, count in prepares.items()))
     if since := answer.get("lazy_off_since"):
         parts.append(f"lazy: off since {since}; new pulls are ordinary (`bootseer lazy on` ends this)")
+    if cache := answer.get("cache"):
+        parts.append(_store(cache))
+    if unstored := answer.get("unstored_bytes"):
+        parts.append(f"THE DISK IS FULL: {megabytes(unstored)} wait in memory; readers are served from the network")
     if ordinary := answer.get("ordinary"):
         rows = [[str(row.get(key, "")) for key in ("layers", "reason", "image", "detail")] for row in ordinary]
         parts.append(table(("LAYERS", "LEFT TO CONTAINERD", "LAST OF", "WHY"), rows))
@@ -106,6 +112,12 @@ def render(answer: Mapping[str, Any]) -> str:
     layers = answer.get("layers", [])
     parts.append(_layers(layers) if layers else "no layers")
     return "\n\n".join(parts)
+
+
+def _store(cache: Mapping[str, Any]) -> str:
+    bound = f" of {megabytes(cache['max_bytes'])}" if cache.get("max_bytes") else ""
+    free = f"{megabytes(cache.get('free_bytes', 0))} of {megabytes(cache.get('disk_bytes', 0))}"
+    return f"store: {megabytes(cache.get('taken_bytes', 0))}{bound}; free on its disk: {free}"
 
 
 def _prefetch_row(row: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from blockindex.hotset import HotExtent, HotSet, image_key
 from blockindex.model import BLOCK
 from snapshotter import eviction
 from snapshotter.cache import CachedLayer
+from snapshotter.cli.status import render
 from snapshotter.config import CacheConfig
 from snapshotter.errors import Precondition
 from snapshotter.eviction import Disk, Evictor, Expected, excess
@@ -173,6 +174,18 @@ def test_a_pull_expects_its_layers_while_it_asks_and_a_while_after() -> None:
     assert expected.current() == {a, b}
     now[0] += 61
     assert expected.current() == set()
+
+
+def test_status_says_how_much_room_there_is(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "data").write_bytes(os.urandom(8 << 20))
+    status = bench.evictor.status()
+    assert status["taken_bytes"] >= 8 << 20 and status["disk_bytes"] == TIB and status["max_bytes"] == 0
+    text = render({"cache": {**status, "max_bytes": 20 * 10**9, "taken_bytes": 10**7}, "unstored_bytes": 5 * 10**6})
+    assert "store: 10.0 MB of 20000.0 MB; free on its disk: 549755.8 MB of 1099511.6 MB" in text
+    assert "THE DISK IS FULL: 5.0 MB wait" in text
+    assert "FULL" not in render({"unstored_bytes": 0})
 
 
 def test_looks_go_on_after_a_failure(

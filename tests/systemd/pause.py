@@ -23,7 +23,7 @@ from tests.systemd.managed import Managed
 
 __all__ = ["main"]
 
-_AROUND_S = 0.3
+_AROUND_S = 0.1
 
 
 class Prober:

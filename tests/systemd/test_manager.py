@@ -3,6 +3,7 @@
 The manager is a small true one (`manager.py`), so these tests are quick; `test_systemd.py` has systemd itself.
 """
 
+import hashlib
 import os
 import shutil
 import signal
@@ -10,11 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from proto import snapshots_pb2
 from snapshotter.rpc import call
 from tests.snapshotter.daemon import (
     BOOTSEER,
@@ -34,6 +36,7 @@ pytestmark = pytest.mark.system
 
 _NO_STREAM = "[fetch]\nbackground = false\nspan_growth_kib = 256\n"
 _PATIENCE_S = 60.0
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,25 @@ def test_readers_wait_while_the_daemon_is_started_again(
         assert daemon.manager.stored == kept, "the same connection"
         assert "connection.taken" in daemon.manager.log and "attach.healed" not in daemon.manager.log
         assert daemon.status()["layers"][0]["mount"] == str(mount)
+
+
+def test_a_recorded_container_goes_on(tmp_path: Path, layer: Layer, toml: str) -> None:
+    """Its private mount, on which it was about to start, is answered by the next daemon, and its recording goes on."""
+    gate = Gate()
+    with origin(layer, behaviour=gate) as registry, Managed(tmp_path, registry, toml) as daemon:
+        daemon.prepare(layer)
+        name = "sha256:" + hashlib.sha256(layer.digest.encode()).hexdigest()
+        with daemon.snapshots() as snapshots:
+            snapshots.Prepare(snapshots_pb2.PrepareSnapshotRequest(snapshotter="b", key="default/9/box", parent=name))
+        [private] = (daemon.root / "m").glob("*.??")
+        reading = reader("read", private / "f0000", private / "f0001")
+        _until(lambda: daemon.status()["requests_in_flight"] > 0)
+        daemon.manager.restart(signal.SIGKILL)
+        gate.open.set()
+        assert _digests(reading) == expected(layer, "f0000", "f0001")
+        daemon.manager.until("READY=1")
+        recordings = daemon.status()["recordings"]
+        assert len(recordings["open"]) == 1 and not recordings["discarded"], recordings
 
 
 def test_one_restart_after_the_other_under_readers(tmp_path: Path, layer: Layer, toml: str) -> None:
@@ -173,8 +195,6 @@ def test_a_reload_keeps_the_process_and_replaces_the_workers(tmp_path: Path, lay
         assert '"message": "upgrade.done' in daemon.manager.log
         gate.open.set()
         assert _digests(waiting) == expected(layer, "f0005")
-        daemon.kill("fetch")
-        assert daemon.reload().returncode == 0, "and once more"
 
 
 def test_a_configuration_that_does_not_work_is_refused(tmp_path: Path, layer: Layer, toml: str) -> None:
@@ -195,46 +215,36 @@ def test_a_configuration_that_does_not_work_is_refused(tmp_path: Path, layer: La
         assert (mount / "f0006").read_bytes() == layer.contents["f0006"]
 
 
+_LOADED = """
+import sys, snapshotter.daemon
+for load in (snapshotter.daemon._load_block, snapshotter.daemon._load_fetch, snapshotter.daemon._load_service): load()
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Path]]:
-    """Makes a copy of the program with all that it imports, in a directory of its own, as pip would install it."""
-
-    def copy() -> Path:
-        target = tmp_path_factory.mktemp("installed")
-        site = next(Path(path) for path in sys.path if path.endswith("site-packages"))
-        checkout = Path(sys.modules["snapshotter"].__path__[0]).parent
-        for package in ("blockindex", "proto", "snapshotter"):
-            shutil.copytree(checkout / package, target / package, ignore=shutil.ignore_patterns("__pycache__"))
-        for entry in site.iterdir():
-            if not entry.name.startswith(_NOT_NEEDED) and entry.suffix != ".pth":
-                link = shutil.copytree if entry.is_dir() else shutil.copy2
-                link(entry, target / entry.name, **({"copy_function": _link} if entry.is_dir() else {}))  # type: ignore[operator]
-        program = target / "bootseer"
-        lines = f"#!{sys.executable} -I\nimport sys\nsys.path = [{str(target)!r}, *{_stdlib()!r}]\n"
-        program.write_text(f"{lines}from snapshotter.cli import entry\nentry()\n")
-        program.chmod(0o755)
-        return program
-
-    yield copy
+def needed() -> list[Path]:
+    """What a daemon has loaded that is not Python's own: files and directories."""
+    names = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True).stdout.split()
+    site = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+    found = [path for name in names for path in (site / name, *site.glob(f"{name}.*")) if path.exists()]
+    own = [_CHECKOUT / name for name in ("blockindex", "proto", "snapshotter")]
+    return [*own, *found, *site.glob("bootseer-*"), *site.glob("*.libs")]
 
 
-_NOT_NEEDED = (
-    "_pytest",
-    "grpc_tools",
-    "hypothesis",
-    "matplotlib",
-    "mypy",
-    "numpy",
-    "PIL",
-    "pillow",
-    "pip",
-    "pytest",
-    "ruff",
-    "fontTools",
-    "_virtualenv",
-    "__editable__",
-    "__pycache__",
-)
+def _install(needed: list[Path], target: Path) -> Path:
+    """Put a copy of all that into a directory of its own, as pip would: the program."""
+    for source in needed:
+        if source.is_dir():
+            shutil.copytree(source, target / source.name, copy_function=_link)
+        else:
+            _link(str(source), str(target / source.name))
+    program = target / "bootseer"
+    standard = [path for path in sys.path if path.startswith(sys.base_prefix) and "site-packages" not in path]
+    lines = f"#!{sys.executable} -I\nimport sys\nsys.path = [{str(target)!r}, *{standard!r}]\n"
+    program.write_text(f"{lines}from snapshotter.cli import entry\nentry()\n")
+    program.chmod(0o755)
+    return program
 
 
 def _link(source: str, target: str) -> None:
@@ -242,10 +252,6 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def _stdlib() -> list[str]:
-    return [path for path in sys.path if path.startswith(sys.base_prefix) and "site-packages" not in path]
 
 
 def _ruin(directory: Path) -> None:
@@ -258,50 +264,42 @@ def _ruin(directory: Path) -> None:
             path.chmod(mode)
 
 
-def test_what_is_put_on_disk_does_not_reach_a_running_daemon(
-    tmp_path: Path, layer: Layer, toml: str, installed: Callable[[], Path]
+def test_what_is_put_on_disk_does_not_reach_a_running_daemon_before_a_reload(
+    tmp_path: Path, layer: Layer, toml: str, needed: list[Path]
 ) -> None:
-    """Ruin every file of the installation, then kill each worker: their successors are of the code that was loaded."""
-    program = installed()
+    """Ruin every file of the version that runs, then kill each worker: their successors are of the code that was
+    loaded. A reload is refused. Once `current` leads to another version, as after deploy/install, it is taken up."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        _install(needed, tmp_path / name)
+    version = tmp_path / "new" / "snapshotter" / "version.py"
+    text = version.read_text().replace("VERSION = _loaded()", 'VERSION = "the next one"')
+    version.unlink()  # it is a link to ours
+    version.write_text(text)
+    current = tmp_path / "current"
+    current.symlink_to("old")
     other = make_layer(files=4, size=64 << 10, seed=7)
-    with origin(layer, other) as registry, Managed(tmp_path, registry, toml, str(program)) as daemon:
+    with origin(layer, other) as registry, Managed(tmp_path, registry, toml, f"{current}/bootseer") as daemon:
         mount = daemon.prepare(layer)
-        version = daemon.status()["version"]
-        _ruin(program.parent)
-        for turn in range(2):
-            for worker in ("block", "fetch", "service"):
-                daemon.kill(worker)
-            daemon.manager.until("READY=1", 2 + turn)
+        loaded = daemon.status()["version"]
+        _ruin(tmp_path / "old")
+        for worker in ("block", "fetch", "service"):
+            daemon.kill(worker)
+        daemon.manager.until("READY=1", 2)
         second = daemon.prepare(other)  # has no index: streamed, and indexed on the way
         paths = [mount / name for name in sorted(layer.contents)]
         assert _digests(reader("read", *paths)) == expected(layer, *sorted(layer.contents))
         assert (second / "f0001").read_bytes() == other.contents["f0001"]
-        assert daemon.status()["version"] == version
+        assert daemon.status()["version"] == loaded
         assert len(call(daemon.run / "control.sock", "cache", 30)) == 2
         assert "ModuleNotFoundError" not in daemon.manager.log and "ImportError" not in daemon.manager.log
-        done = daemon.reload()  # our own program works; what the daemon would become does not
-        assert done.returncode == 1 and "nothing has changed" in done.stderr, done.stderr
+        refused = daemon.reload()
+        assert refused.returncode == 1 and "nothing has changed" in refused.stderr, refused.stderr
         drop_caches()
-        assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
-
-
-def test_a_link_in_the_command_line_leads_to_the_new_version(
-    tmp_path: Path, layer: Layer, toml: str, installed: Callable[[], Path]
-) -> None:
-    """As deploy/install leaves it: the daemon is called through `current`, which then is another directory."""
-    old, new = installed(), installed()
-    version = new.parent / "snapshotter" / "version.py"
-    version.write_text(version.read_text().replace("VERSION = _loaded()", 'VERSION = "the next one"'))
-    current = tmp_path / "current"
-    current.symlink_to(old.parent)
-    with origin(layer) as registry, Managed(tmp_path, registry, toml, f"{current}/bootseer") as daemon:
-        mount = daemon.prepare(layer)
-        reading = reader("read", *(mount / name for name in sorted(layer.contents)))
-        assert daemon.status()["version"] != "the next one"
+        reading = reader("read", *paths)
         current.unlink()
-        current.symlink_to(new.parent)
-        shutil.rmtree(old.parent)
-        assert daemon.reload().returncode == 0, daemon.manager.log
+        current.symlink_to("new")
+        assert daemon.reload().returncode == 0, daemon.manager.log[-4000:]
         assert daemon.status()["version"] == "the next one"
         assert _digests(reading) == expected(layer, *sorted(layer.contents))
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.system
 _FILES, _SIZE = 24, 256 << 10
 _HOT_FILES = 8  # a third of each layer: more would be downloaded as it is
 _BLOCKS = _SIZE // BLOCK
-_NO_BACKGROUND = "[fetch]\nbackground = false\n"
+_NO_BACKGROUND = "[fetch]\nbackground = false\n[lookup]\nregistry = false\n"
 
 
 @pytest.fixture(scope="module")

@@ -114,11 +114,11 @@ def test_the_directory_is_preferred_and_the_registry_not_waited_for(tmp_path: Pa
     path.parent.mkdir(parents=True)
     path.write_bytes(site.indexes[0])
     index = IndexConfig(url=str(tmp_path / "indexes"))
-    with site.serve(lambda request: Hold(-1)) as server, Node(tmp_path, server, site, index=index) as node:
+    go = threading.Event()
+    with site.serve(lambda request: Hold(-1, go)) as server, Node(tmp_path, server, site, index=index) as node:
         found = node.index(0)
-        assert found == FoundIndex(site.indexes[0], str(tmp_path / "indexes"))
-        server.behaviour = None
-        server.drop_connections()
+        assert found is not None and (found.encoded, found.where) == (site.indexes[0], str(tmp_path / "indexes"))
+        go.set()
 
 
 def test_what_the_directory_lacks_comes_from_the_registry(tmp_path: Path, site: Site) -> None:

@@ -7,7 +7,7 @@ A layer's index has digests of pieces, a pack brings blocks. So a pack's bytes a
    are written. When blocks of other frames make the piece whole, it is checked on disk.
 3. A flight brings the piece from the layer, for a reader or in the background: what is there of it is compared with it.
 An unproven block thus lies in a piece that is not whole, whose span lacks blocks: the background fetches it as it
-fetches everything, and no request is made for the check alone.
+fetches everything, no request is made for the check alone, and a layer that is complete is proven.
 
 If anything differs, and before it is written over:
 - an alarm is raised that names layer, images, blocks, files, pack and key, and lasts until it is acknowledged
@@ -15,7 +15,7 @@ If anything differs, and before it is written over:
 - its other unproven blocks, in all layers, are in doubt from now on, as after a power cut: none of them is served again
   before the layer has proven it;
 - the layer's own bytes go into the store. Programs that run may have used the wrong ones, and the kernel may keep them
-  in its page cache, so the operator is told to restart them. That is never done silently, and never undone.
+  in its page cache: the operator is told to restart them, and nothing is changed under them in silence.
 
 A pack writes only blocks that may not be read yet: it never changes a byte that somebody can have seen. After a reboot
 an unproven block is in doubt twice; one that is all zeros then, where the layer has none, is a write that a power cut

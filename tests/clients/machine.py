@@ -3,7 +3,7 @@
 It is a network and a mount namespace. On /etc, /opt, /root, /srv and /usr/local lies an overlay that takes all changes,
 /run and /var/lib are new, and `registry.example` is a registry on loopback, with TLS by an authority of its own. Three
 things are not as on a machine of its own: `sudo` does nothing, for we are root; `systemctl` starts and stops what the
-unit's ExecStart says, for there is no systemd; what needs package servers (`pip`) has the real network.
+unit's ExecStart says, for there is no systemd; what needs package servers (`deploy/install`) has the real network.
 """
 
 import json
@@ -33,8 +33,8 @@ _HTPASSWD = "me:$2b$04$O/ZPZHr8qdVim0iVNP7auOuetfCC8TPWnv0KCuIdC2aJB45eTYM4m\n"
 _OVERLAID = ("/etc", "/opt", "/root", "/srv", "/usr/local")
 _SOCKETS = {"bootseer": "bootseer/bootseer.sock", "containerd": "containerd/containerd.sock"}
 _CGROUPS = ("default", "k8s.io")  # parents of containers' groups, named after containerd's namespaces
-_NEEDS_NETWORK = re.compile(r"-m venv |/pip install ")
-_PACKAGES = ("blockindex", "proto", "snapshotter", "pyproject.toml", "README.md")
+_NEEDS_NETWORK = re.compile(r"deploy/install")
+_PACKAGES = ("blockindex", "deploy", "proto", "snapshotter", "pyproject.toml", "README.md")
 
 
 class Machine:

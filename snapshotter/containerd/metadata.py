@@ -186,6 +186,7 @@ class Metadata:
         self._path = path
         self._on_damage = on_damage
         self._changes, self._copied = 0, -1  # transactions, and how many of them the copy has
+        self._is_refused = False
         self._writing = threading.Lock()
         self._pool_lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
@@ -229,7 +230,7 @@ class Metadata:
 
     def copy(self) -> None:
         """Bring the copy up to date that a damaged store is made anew from; nothing to do where it is. A disk that
-        refuses is logged: there will be another time."""
+        refuses is logged, once: there will be another time."""
         changes = self._changes
         if changes == self._copied:
             return
@@ -237,9 +238,11 @@ class Metadata:
             with self._connection() as connection:
                 salvage.copy_store(connection, self._path)
         except (sqlite3.Error, OSError) as error:
-            _log.warning("snapshots.not_copied file=%s error=%r", self._path, str(error))
+            if not self._is_refused:
+                _log.warning("snapshots.not_copied file=%s error=%r", self._path, str(error))
+            self._is_refused = True
             return
-        self._copied = changes
+        self._copied, self._is_refused = changes, False
 
     def close(self) -> None:
         """Close the file; transactions still open end first, later ones fail."""

@@ -249,7 +249,9 @@ class Recorder:
             return
         slot.removed_s = time.monotonic()
         self._attacher.detach_private(f"*.{slot.recording.slot:02x}")
-        if slot.reader is None:
+        with slot.reading:  # one that is just ending writes the slot's file once more
+            has_ended = slot.reader is None
+        if has_ended:
             self._free(slot)
         self._wake.set()
 

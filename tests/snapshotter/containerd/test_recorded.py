@@ -152,9 +152,9 @@ def test_a_job_that_did_its_work_is_kept_and_one_that_fails_is_not() -> None:
         made.until(opened=3, kept=1)
         assert made.hot_data() == {2, 5}
         assert any(it.layer == 0 for it in made.hotset().extents), "shell and libraries"
-        assert made.run("more", "cat /data/f1", "--rm") == 0
+        assert made.run("again", "cat /data/f2 /data/f5", "--rm") == 0
         _until(lambda: made.leftovers() == [])
-        assert made.status()["opened"] == 3
+        assert made.status()["opened"] == 3, "there is a hot set of this workload"
 
 
 def test_a_service_is_recorded_until_it_is_quiet_and_keeps_its_mounts() -> None:
@@ -257,13 +257,16 @@ def test_record_until_a_line_of_output(capsys: Out) -> None:
         assert "workload serve ready after" in out and f"bootseer hotset export {made.image} --to DIR" in out
         _until(lambda: made.leftovers() == [])
         assert made.run("auto", "cat /data/f1", "--rm") == 0
-        assert made.status()["opened"] == 2, "there is a hot set"
+        assert made.status()["opened"] == 3, "other arguments are another workload"
 
 
 def test_record_until_exit_and_what_is_no_evidence(capsys: Out) -> None:
     with site(quiet=60) as made:
         assert made.record("--ready-exit", "--", "/bin/cat", "/data/f4") == 0
         assert made.hot_data() == {4} and "exited with 0" in capsys.readouterr().out
+        made.node.ctr("run", "--rm", "--snapshotter", SNAPSHOTTER, made.image, "same", "/bin/cat", "/data/f4")
+        same = made.daemon.status()["workloads"][-1]
+        assert (same["workload"], same["why"], same["recorded"]) == ("default", "recorded", False)
         for arguments, message in (
             (["--ready-exit", "--", "/bin/sh", "-c", "cat /data/f1; exit 7"], "exit code 7"),
             (["--ready-regex", "never", "--", "/bin/cat", "/data/f1"], "exit code 0 before it was ready"),

@@ -6,8 +6,9 @@ Reads the file and its `imports`; does not run containerd. As in containerd, an 
 
 import glob
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ DEFAULT_CONFIG = Path("/etc/containerd/config.toml")
 
 _CRI_PLUGINS = ("io.containerd.cri.v1.images", "io.containerd.grpc.v1.cri", "cri")  # versions 3, 2, 1
 _TRANSFER = "io.containerd.transfer.v1.local"
+_FORCE_LOCAL = ("discard_unpacked_layers", "image_pull_with_sync_fs")
+_DOWNLOADS = 3
 _RESTART = "then restart containerd"
 
 
@@ -77,14 +80,37 @@ def check_config(config: ContainerdConfig, socket: Path, root: Path, containerd:
         what = f"plugin {name} in {config.path} has type {table.get('type')!r}"
         fix = f'set type = "snapshot" in [proxy_plugins.{name}]; {_RESTART}'
         return [fail("containerd-config", what, "only a plugin of type snapshot makes snapshots", fix)]
-    checks = [ok("containerd-config", f"plugin {name} in {config.path}"), *_cri_checks(config, name, root)]
-    major = containerd.lstrip("v").split(".")[0]
-    if (int(major) if major.isdigit() else 0) >= 2 or (not containerd and config.version >= 3):
-        checks.append(_transfer_check(config, name, table))
+    release = _release(containerd) or ((2, 1) if config.version >= 3 else (1, 0))
+    missing = _transfer_missing(config, name, table)
+    by_transfer = release >= (2, 1) and not _pulls_itself(config.cri)
+    cri = _cri_checks(config, name, root, by_transfer, bool(missing))
+    checks = [ok("containerd-config", f"plugin {name} in {config.path}"), *cri]
+    if release >= (2, 0):
+        checks.append(_transfer_check(config, missing))
     return checks
 
 
-def _cri_checks(config: ContainerdConfig, name: str, root: Path) -> list[Check]:
+def _release(containerd: str) -> tuple[int, int] | None:
+    """Major and minor number of a version of containerd; None where it is not known."""
+    match = re.match(r"v?(\d+)\.(\d+)", containerd)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _pulls_itself(cri: Mapping[str, Any]) -> bool:
+    """Whether an option keeps the CRI plugin of containerd 2.1 and later from pulling by the transfer service, which
+    knows no such option."""
+    registry = _table(cri, "registry")
+    return (
+        any(cri.get(option, False) for option in ("use_local_image_pull", *_FORCE_LOCAL))
+        or not cri.get("disable_snapshot_annotations", True)
+        or cri.get("max_concurrent_downloads", _DOWNLOADS) != _DOWNLOADS
+        or any(registry.get(table) for table in ("mirrors", "configs", "auths"))
+    )
+
+
+def _cri_checks(
+    config: ContainerdConfig, name: str, root: Path, by_transfer: bool, transfer_lacks: bool
+) -> list[Check]:
     if config.cri_disabled:
         return [ok("labels-cri", "the CRI plugin is disabled: no Kubernetes here")]
     used = config.cri.get("snapshotter", "overlayfs")
@@ -92,7 +118,12 @@ def _cri_checks(config: ContainerdConfig, name: str, root: Path) -> list[Check]:
     if used != name:
         return [ok("labels-cri", f"Kubernetes (CRI) uses {used}; for lazy pods set snapshotter = {name!r} in {where}")]
     checks = []
-    if config.cri.get("disable_snapshot_annotations", True):
+    if by_transfer and transfer_lacks:
+        why = "the CRI plugin pulls by it, and every pod's image is pulled in full"
+        checks.append(fail("labels-cri", "the transfer service is not set up", why, "see labels-transfer"))
+    elif by_transfer:
+        checks.append(ok("labels-cri", "the CRI plugin pulls by the transfer service, which sends image labels"))
+    elif config.cri.get("disable_snapshot_annotations", True):
         why = "the CRI plugin then sends no image labels, and every pod's image is pulled in full"
         fix = f"set disable_snapshot_annotations = false in {where}; {_RESTART}"
         checks.append(fail("labels-cri", "disable_snapshot_annotations is not false", why, fix))
@@ -109,8 +140,8 @@ def _cri_checks(config: ContainerdConfig, name: str, root: Path) -> list[Check]:
     return checks
 
 
-def _transfer_check(config: ContainerdConfig, name: str, table: Mapping[str, Any]) -> Check:
-    """containerd 2.x: `ctr images pull`, nerdctl 2.3 and later, and the CRI plugin pull by the transfer service."""
+def _transfer_missing(config: ContainerdConfig, name: str, table: Mapping[str, Any]) -> list[str]:
+    """What the file lacks for lazy pulls by the transfer service, as lines of it."""
     missing = []
     if name not in config.unpack:
         # an entry of one's own replaces containerd's default
@@ -120,6 +151,11 @@ def _transfer_check(config: ContainerdConfig, name: str, table: Mapping[str, Any
     exports = _table(table, "exports")
     if str(exports.get("enable_remote_snapshot_annotations", "")).lower() != "true":
         missing.append(f'[proxy_plugins.{name}.exports]\nenable_remote_snapshot_annotations = "true"')
+    return missing
+
+
+def _transfer_check(config: ContainerdConfig, missing: Sequence[str]) -> Check:
+    """containerd 2.x: `ctr images pull`, nerdctl 2.3 and later, and the CRI plugin pull by the transfer service."""
     if not missing:
         return ok("labels-transfer", "the transfer service unpacks for us and sends image labels")
     why = "ctr and nerdctl pull by the transfer service: it then fetches whole images, or does not unpack them"

@@ -12,9 +12,10 @@ from typing import Any
 from snapshotter.alarms import Alarms
 from snapshotter.config import Config
 from snapshotter.containerd.client import DEFAULT_ADDRESS, Containerd, Plugin
-from snapshotter.errors import Denied, SnapshotterError
+from snapshotter.errors import Denied, SnapshotterError, UserError
+from snapshotter.fetch.sources import Sources, check_sources
 from snapshotter.lazyswitch import LazySwitch
-from snapshotter.registry import IndexDirectory, Registry
+from snapshotter.registry import Registry
 from snapshotter.rpc import Unanswered, call
 from snapshotter.trust.keys import KeyRing
 
@@ -122,11 +123,11 @@ def check_containerd(plugins: list[Plugin], socket: Path) -> Check:
 
 
 def _image(subject: Subject) -> Iterator[Check]:
-    config = subject.config
-    registry = Registry(config.registry)
-    with closing(registry):
-        if not config.index.url:
-            yield from check_image(subject.image, registry, None)
+    with closing(Registry(subject.config.registry)) as registry:
+        try:
+            check_sources(subject.config)
+        except UserError as error:
+            yield fail("lookup", "the configuration names what cannot be asked", str(error), "change it")
             return
-        with closing(IndexDirectory(config.index.url, config.index.timeout_s)) as indexes:
-            yield from check_image(subject.image, registry, indexes.get)
+        with closing(Sources(subject.config, registry)) as sources:
+            yield from check_image(subject.image, registry, sources)

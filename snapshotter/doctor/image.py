@@ -1,14 +1,21 @@
-"""One image: whether its registry answers, how fast, and whether its layers can be lazy."""
+"""One image: whether its registry answers, how fast, whether its layers can be lazy, and what others have published.
+
+Indexes are looked for as the daemon does, and artifacts in all places, so that it is said which are trusted and why
+others are not.
+"""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from typing import Protocol
 
 from blockindex.codec import decode_index
 from blockindex.errors import BlockIndexError
 from snapshotter.errors import Denied, SnapshotterError
+from snapshotter.fetch.arrival import FoundIndex
+from snapshotter.fetch.lookup import Judged
 from snapshotter.model import Digest
-from snapshotter.registry import Descriptor, Registry, RegistryBlob
+from snapshotter.registry import Descriptor, Manifest, Registry, RegistryBlob
 
 from .model import Check, fail, ok, warn
 
@@ -17,8 +24,18 @@ __all__ = ["check_image"]
 _SLOW_S = 1.0
 
 
-def check_image(image: str, registry: Registry, find_index: Callable[[Digest], bytes | None] | None) -> list[Check]:
-    """The checks; `find_index` looks one layer's index up, None when no directory is configured."""
+class Elsewhere(Protocol):
+    """What a node looks for: see `fetch.sources.Sources`."""
+
+    def index(self, image: str, layers: Sequence[Digest], layer: Digest) -> FoundIndex | None:
+        """The index that would be used for the layer."""
+
+    def survey(self, image: str, layers: Sequence[Digest], manifest: Digest) -> list[tuple[str, list[Judged]]]:
+        """For each place what it has of the image."""
+
+
+def check_image(image: str, registry: Registry, elsewhere: Elsewhere) -> list[Check]:
+    """The checks."""
     started = time.monotonic()
     try:
         manifest = registry.resolve(image)
@@ -31,7 +48,8 @@ def check_image(image: str, registry: Registry, find_index: Callable[[Digest], b
     checks = [ok("manifest", f"{manifest.digest}, {len(manifest.layers)} layers, resolved in {took_s:.3f} s")]
     if manifest.layers:
         checks.append(_first_byte(registry.blob(image, manifest.layers[0].digest)))
-    return checks + _layers(image, manifest.layers, find_index)
+    checks += [_layer(number, layer) for number, layer in enumerate(manifest.layers)]
+    return checks + _published(image, manifest, elsewhere)
 
 
 def _first_byte(blob: RegistryBlob) -> Check:
@@ -53,17 +71,33 @@ def _first_byte(blob: RegistryBlob) -> Check:
     return ok("registry", what)
 
 
-def _layers(
-    image: str, layers: Sequence[Descriptor], find_index: Callable[[Digest], bytes | None] | None
-) -> list[Check]:
-    checks = [_layer(number, layer) for number, layer in enumerate(layers)]
-    if find_index is None:
-        fix = f"bootseer index build {image} --out DIR, and DIR or its URL as `url` in [index]"
+def _published(image: str, manifest: Manifest, elsewhere: Elsewhere) -> list[Check]:
+    layers = list(dict.fromkeys(layer.digest for layer in manifest.layers))
+    places = elsewhere.survey(image, layers, manifest.digest)
+    checks = [_artifact(place, one) for place, found in places for one in (found or (None,))]
+    indexes = [elsewhere.index(image, layers, layer) for layer in layers]
+    if not any(indexes) and not any(found for _, found in places):
+        fix = f"bootseer index publish {image}"
         why = "the first pull of a layer without an index reads all of it"
-        return [*checks, warn("index", "no index directory is configured", why, fix)]
-    for number, digest in enumerate(layer.digest for layer in layers):
-        checks.append(_index(image, f"layer-{number}-index", digest, find_index(digest)))
+        where = ", ".join(place for place, _ in places) or "nowhere: see [index] url and [lookup]"
+        return [warn("artifacts", f"nobody has published anything (looked for: {where})", why, fix)]
+    found_by_layer = zip(layers, indexes, strict=True)
+    checks += [_index(image, f"layer-{number}-index", *row) for number, row in enumerate(found_by_layer)]
     return checks
+
+
+def _artifact(place: str, judged: Judged | None) -> Check:
+    """One artifact that a place has; None: it has none."""
+    if judged is None:
+        return ok("artifacts", f"{place}: none")
+    artifact, verdict = judged.found.artifact, judged.verdict
+    kind = artifact.kind.name.lower().replace("_", "-")
+    what = f"{place}: {' '.join(filter(None, (kind, artifact.workload, judged.found.digest[:19])))}"
+    if verdict.trusted:
+        return ok("artifacts", f"{what} {verdict.reason}")
+    use = "which blocks are hot is taken from it, its bytes are not" if artifact.workload else "it is not used"
+    fix = "have it signed by a trusted key (`bootseer artifact sign`), or trust its key: `keys` in [trust]"
+    return warn("artifacts", what, f"it {verdict.reason}; {use}", fix)
 
 
 def _layer(number: int, layer: Descriptor) -> Check:
@@ -77,17 +111,20 @@ def _layer(number: int, layer: Descriptor) -> Check:
     return warn(name, what, "not a type of layer that bootseer knows; it is tried all the same", "push it as tar+gzip")
 
 
-def _index(image: str, name: str, digest: Digest, encoded: bytes | None) -> Check:
-    build = f"bootseer index build {image} --out DIR"
-    if encoded is None:
+def _index(image: str, name: str, digest: Digest, found: FoundIndex | None) -> Check:
+    build = f"bootseer index publish {image}"
+    if found is None:
         why = "its first pull reads all of it"
-        return warn(name, "no index found", why, f"{build}, for `url` in [index]; if it is there, see indexdir.failed")
+        return warn(name, "no index found", why, f"{build}; if it is there, see what was said above")
     try:
-        index = decode_index(encoded)
+        index = decode_index(found.encoded)
     except BlockIndexError as error:
-        return fail(name, "the index is damaged", str(error), f"remove it and run {build}")
+        return fail(name, "the index is damaged", f"{found.where}: {error}", f"remove it and run {build}")
     if index.blob_digest != digest:
         return fail(
-            name, "the index is another layer's", f"it describes {index.blob_digest}", f"remove it, run {build}"
+            name,
+            "the index is another layer's",
+            f"{found.where} describes {index.blob_digest}",
+            f"remove it, run {build}",
         )
-    return ok(name, f"{len(encoded) / 1e3:.0f} kB, {len(index.spans)} spans")
+    return ok(name, f"{len(found.encoded) / 1e3:.0f} kB, {len(index.spans)} spans, from {found.where}")

@@ -41,6 +41,9 @@ class ArtifactFinder(Protocol):
     ) -> Found | None:
         """The artifact, or None. Bounded in time; never raises."""
 
+    def list(self, repository: ImageRef, image_key: str, subject: Digest | None = None) -> list[Found]:
+        """All artifacts of the image. Bounded in time; never raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -135,6 +138,15 @@ class Lookup:
             _log.error("lookup.no_thread error=%r", str(error))
             asked = []
         return self._in_order(asked, give_up)
+
+    def survey(self, image: str, key: str, manifest: Digest) -> list[tuple[str, list[Judged]]]:
+        """All artifacts of the image in each place, judged; nothing is noted as refused, for nothing was to be used."""
+        places = places_of(self._config, image)
+        listed = self._threads.map(lambda place: self._finder.list(place, key, manifest), places)
+        return [
+            (str(place), [Judged(found, self._judge(found.artifact)) for found in founds])
+            for place, founds in zip(places, listed, strict=True)
+        ]
 
     def _in_order(self, asked: Sequence[Future[Found | None]], give_up: float) -> Iterator[Judged]:
         for future in asked:

@@ -1,11 +1,14 @@
 """All that the fetch process looks for elsewhere (indexes, hot sets, layers), put together from the configuration."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from blockindex.hotset import image_key
 from snapshotter.artifacts.finder import Finder
 from snapshotter.config import Config
 from snapshotter.errors import InvalidArgument, UserError
 from snapshotter.hotstore import HotStore
+from snapshotter.model import Digest
 from snapshotter.registry import IndexDirectory, Registry
 from snapshotter.registry.hotdir import HotDirectory
 from snapshotter.registry.reference import parse_repository
@@ -13,10 +16,11 @@ from snapshotter.registry.storage import check_location
 from snapshotter.trust.policy import Policy
 from snapshotter.trust.quarantine import Quarantine
 
+from .arrival import FoundIndex
 from .hotsources import HotSources, Registries
 from .images import Images
 from .indexes import Indexes
-from .lookup import Lookup
+from .lookup import Judged, Lookup
 
 __all__ = ["Sources", "check_sources"]
 
@@ -40,6 +44,14 @@ class Sources:
 
     def __repr__(self) -> str:
         return f"<Sources {self.indexes!r} {self.hot!r} {self.images!r}>"
+
+    def index(self, image: str, layers: Sequence[Digest], layer: Digest) -> FoundIndex | None:
+        """The index that would be used for the layer, as yet unread."""
+        return next(self.indexes.find(image, layers, layer), None)
+
+    def survey(self, image: str, layers: Sequence[Digest], manifest: Digest) -> list[tuple[str, list[Judged]]]:
+        """For each place where artifacts of the image are looked for what it has, of all kinds and workloads."""
+        return self.lookup.survey(image, image_key(layers), manifest)
 
     def close(self) -> None:
         """Ask nobody any more. The registry's connections are the caller's."""

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from blockindex.codec import index_name
+from blockindex.hotset import image_key
 from proto import snapshots_pb2
+from snapshotter.artifacts.finder import Found
 from snapshotter.cli import main
 from snapshotter.config import RegistryConfig
 from snapshotter.containerd.client import Containerd, Plugin
@@ -26,7 +28,12 @@ from snapshotter.doctor.kernel import FuseFacts, KernelFacts, check_kernel
 from snapshotter.doctor.model import Check, State
 from snapshotter.doctor.node import RootFacts, check_cri, check_daemon, check_ordinary, check_root
 from snapshotter.errors import Transient, UserError
+from snapshotter.fetch.arrival import FoundIndex
+from snapshotter.fetch.lookup import Judged
 from snapshotter.registry import Registry
+from snapshotter.registry.reference import parse_repository
+from snapshotter.trust.policy import Verdict
+from tests.snapshotter.artifacts.making import digest, hot_set, layer_index
 from tests.snapshotter.daemon import Daemon, make_layer, origin
 from tests.snapshotter.images import gzip_layer, write_layout
 from tests.snapshotter.rangeserver import Behaviour, RangeServer, Status
@@ -167,6 +174,7 @@ PROXY = f'[proxy_plugins.bs]\ntype = "snapshot"\naddress = "{SOCKET}"\n'
 CRI1 = '[plugins.cri.containerd]\nsnapshotter = "bs"\n'
 CRI2 = '[plugins."io.containerd.grpc.v1.cri".containerd]\nsnapshotter = "bs"\n'
 CRI3 = '[plugins."io.containerd.cri.v1.images"]\nsnapshotter = "bs"\ndisable_snapshot_annotations = false\n'
+CRI3_PLAIN = '[plugins."io.containerd.cri.v1.images"]\nsnapshotter = "bs"\n'
 EXPORTS = '[proxy_plugins.bs.exports]\nroot = "/data"\n'
 TRANSFER = (
     '[[plugins."io.containerd.transfer.v1.local".unpack_config]]\nplatform = "linux/amd64"\nsnapshotter = "bs"\n'
@@ -189,6 +197,15 @@ TRANSFER = (
         (f"version = 3\n{PROXY}{CRI3}", "2.1.0", {"labels-transfer": '"overlayfs"', "cri-exports-root": "/data"}),
         (f"version = 3\n{PROXY}{CRI3}{EXPORTS}", "", {"labels-transfer": "enable_remote_snapshot_annotations"}),
         (f"version = 3\n{PROXY}{CRI3}{TRANSFER}", "2.1.0", {}),
+        (f"version = 3\n{PROXY}{CRI3_PLAIN}{TRANSFER}", "v2.4.2", {}),
+        (f"version = 3\n{PROXY}{CRI3_PLAIN}{TRANSFER}", "", {}),
+        (f"version = 3\n{PROXY}{CRI3_PLAIN}{TRANSFER}", "2.0.5", {"labels-cri": "annotations = false"}),
+        (f"version = 3\n{PROXY}{CRI3_PLAIN}use_local_image_pull = true\n{TRANSFER}", "2.4.2",
+         {"labels-cri": "= false"}),
+        (f"version = 3\n{PROXY}{CRI3_PLAIN}max_concurrent_downloads = 9\n{TRANSFER}", "2.4.2",
+         {"labels-cri": "= false"}),
+        (f"version = 3\n{PROXY}{CRI3_PLAIN}{EXPORTS}", "2.4.2",
+         {"labels-cri": "see labels-transfer", "labels-transfer": "enable_remote_snapshot_annotations"}),
     ],
 )  # fmt: skip
 def test_containerd_files(tmp_path: Path, toml: str, running: str, expected: dict[str, str]) -> None:
@@ -271,22 +288,64 @@ def served(tmp_path: Path, behaviour: Behaviour | None = None) -> Iterator[tuple
 
 def test_an_image(tmp_path: Path) -> None:
     with served(tmp_path) as (registry, image, digests):
-        without = check_image(image, registry, None)
-        assert list(bad(without)) == ["index"] and f"index build {image}" in bad(without)["index"].fix
+        without = check_image(image, registry, NOWHERE)
+        assert list(bad(without)) == ["artifacts"] and f"index publish {image}" in bad(without)["artifacts"].fix
         assert "2 layers" in without[0].what and "first byte" in without[1].what
         out = tmp_path / "indexes"
         assert main(["index", "build", str(tmp_path / "image"), "--out", str(out), "--json"]) == 0
         found = {digest: (out / index_name(digest)).read_bytes() for digest in digests}
-        assert bad(check_image(image, registry, lambda digest: found[digest])) == {}
+        assert bad(check_image(image, registry, Elsewhere(indexes=found))) == {}
         swapped = {digests[0]: found[digests[1]], digests[1]: b"nonsense"}
-        wrong = bad(check_image(image, registry, swapped.get))
+        wrong = bad(check_image(image, registry, Elsewhere(indexes=swapped)))
         assert wrong["layer-0-index"].state is State.FAIL and wrong["layer-1-index"].what == "the index is damaged"
-        assert bad(check_image(image, registry, lambda digest: None))["layer-1-index"].state is State.WARN
+        some = bad(check_image(image, registry, Elsewhere(indexes={digests[0]: found[digests[0]]})))
+        assert list(some) == ["layer-1-index"] and some["layer-1-index"].state is State.WARN
+
+
+def test_what_registries_have_of_an_image(tmp_path: Path) -> None:
+    with served(tmp_path) as (registry, image, digests):
+        key = image_key(digests)
+        mine = parse_repository("registry.test/app")
+        good, bad_one = Verdict(True, "is signed by the trusted key k", "k"), Verdict(False, "is not signed")
+        index = replace(layer_index(key=key)[0], subject=None)
+        train = hot_set("train", key=key)[0]
+        places = [
+            ("registry.test/app", [Judged(Found(index, mine, digest("a")), good)]),
+            ("other.test/artifacts", [Judged(Found(train, mine, digest("b")), bad_one)]),
+            ("third.test/artifacts", []),
+        ]
+        checks = {
+            it.what: it for it in check_image(image, registry, Elsewhere(places=places)) if it.name == "artifacts"
+        }
+        found, refused, nothing = checks.values()
+        assert found.state is State.OK and found.what.startswith("registry.test/app: layer-index ")
+        assert "is signed by the trusted key k" in found.what
+        assert refused.state is State.WARN and "hot-set train" in refused.what and "is not signed" in refused.why
+        assert "[trust]" in refused.fix and "bootseer artifact sign" in refused.fix
+        assert nothing.state is State.OK and nothing.what == "third.test/artifacts: none"
+
+
+class Elsewhere:
+    """What a node finds: indexes by layer, artifacts by place."""
+
+    def __init__(
+        self, indexes: dict[str, bytes] | None = None, places: list[tuple[str, list[Judged]]] | None = None
+    ) -> None:
+        self._indexes, self._places = indexes or {}, places or []
+
+    def index(self, image: str, layers: Sequence[str], layer: str) -> FoundIndex | None:
+        return FoundIndex(self._indexes[layer], "somewhere") if layer in self._indexes else None
+
+    def survey(self, image: str, layers: Sequence[str], manifest: str) -> list[tuple[str, list[Judged]]]:
+        return self._places
+
+
+NOWHERE = Elsewhere()
 
 
 def test_a_registry_that_refuses(tmp_path: Path) -> None:
     with served(tmp_path, lambda request: Status(403)) as (registry, image, _):
-        (check,) = check_image(image, registry, None)
+        (check,) = check_image(image, registry, NOWHERE)
         assert check.state is State.FAIL and "credentials" in check.fix
 
 

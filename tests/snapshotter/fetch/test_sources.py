@@ -27,7 +27,7 @@ from snapshotter.trust.quarantine import Quarantine
 from tests.snapshotter.daemon import Layer, make_layer
 from tests.snapshotter.fetch.artifactsite import Site, blob_of
 from tests.snapshotter.fetch.blobs import PATIENCE_S
-from tests.snapshotter.rangeserver import Action, Hold, RangeServer, Status
+from tests.snapshotter.rangeserver import Action, Hold, RangeServer, Request, Status
 
 HOT = [(0, 0, 8), (1, 0, 16)]
 
@@ -399,6 +399,29 @@ def test_what_the_node_has_recorded(tmp_path: Path, site: Site) -> None:
         HotStore(node.config.root_path).save(pack.hotset)
         recorded = node.sources.hot.recorded(site.key, "default")
         assert recorded is not None and recorded.layers == pack.hotset.layers and server.requests == []
+
+
+def test_a_survey_tells_what_each_place_has_of_all_kinds(tmp_path: Path, site: Site) -> None:
+    site.publish(site.index())
+    tags = [path.rpartition("/")[2] for path in site.publish(site.hot(HOT, "train")[0])]
+    tags += [path.rpartition("/")[2] for path in site.publish(site.index(), "elsewhere")]
+    site.files["/v2/app/tags/list"] = json.dumps({"name": "app", "tags": sorted({"1", *tags})}).encode()
+
+    def without_query(request: Request) -> Action | None:
+        path, query, _ = request.path.partition("?")
+        known = site.files.get(path) if query else None
+        return None if known is None else Status(200, {"Content-Type": "application/json"}, known)
+
+    with site.serve(without_query) as server:
+        places = LookupConfig(places=(f"{server.host}/empty",), timeout_s=PATIENCE_S)
+        with Node(tmp_path, server, site, lookup=places) as node:
+            (own, found), (other, nothing) = node.sources.survey(node.image, site.digests, Digest("sha256:" + "0" * 64))
+            assert (own, other) == (f"{server.host}/app", f"{server.host}/empty") and nothing == []
+            assert [(it.found.artifact.kind, it.found.artifact.workload, it.verdict.trusted) for it in found] == [
+                (Kind.LAYER_INDEX, "", True),
+                (Kind.HOT_SET, "train", True),
+            ]
+            assert node.reasons() == []
 
 
 # -- the configuration -----------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Records:
                 return self._mix(key, records)
             hotset = own_set(records[workload])
             kept = Kept(hotset, self.hotsets.save(hotset))
-            if workload != DEFAULT_WORKLOAD and (self.mixes_default(key) or not self._default(key).exists()):
+            if workload != DEFAULT_WORKLOAD and self._may_mix(key):
                 try:
                     self._mix(key, records)
                 except (SnapshotterError, BlockIndexError, OSError) as error:  # the workload has its set all the same
@@ -85,6 +85,11 @@ class Records:
         with contextlib.suppress(OSError):
             return (self._image(key) / _MIXED).read_text() == _stamp(self._default(key))
         return False
+
+    def _may_mix(self, key: str) -> bool:
+        """Whether nobody has chosen the image's `default`; one that was carried over from another image is a guess."""
+        default = self.hotsets.load(key, DEFAULT_WORKLOAD)
+        return default is None or bool(default.hotset.carried_from) or self.mixes_default(key)
 
     def stale(self, key: str, workload: str) -> float | None:
         """The share of blocks that a start of this workload had to fetch on demand, where it was too large, and the

@@ -77,6 +77,12 @@ def test_a_default_that_somebody_chose_stays(records: Records, store: HotStore) 
     assert hot(store, "default") == [42]
 
 
+def test_a_default_that_was_carried_over_is_a_guess(records: Records, store: HotStore) -> None:
+    store.save(replace(record(42, "default"), carried_from="sha256:" + "0" * 64))
+    records.keep(record(1, "train"), commanded=False)
+    assert hot(store, "default") == [1] and records.mixes_default(KEY)
+
+
 def test_a_recording_of_an_unknown_container_is_part_of_default_only(records: Records, store: HotStore) -> None:
     records.keep(record(1, "train"), commanded=False)
     kept = records.keep(record(5, "default"), commanded=False)

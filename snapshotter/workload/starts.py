@@ -258,7 +258,7 @@ class Starts:
     def _run(self) -> None:
         while not self._stopping:
             with self._lock:
-                starts = [start for start in self._starts.values() if not start.is_judged]
+                starts = [start for start in self._starts.values() if start.began and not start.is_judged]
             for start in starts:
                 if start.began and time.time() > start.began + self._config.record.window_s:
                     self._end(start)

@@ -57,6 +57,14 @@ def test_a_journal_without_the_beginning_is_said() -> None:
     assert not found.whole and "beginning is missing" in found.findings[0]
 
 
+def test_the_workload_is_said_where_it_is_known() -> None:
+    found = explain("app", "r.test/app:1", LAYERS, journal(), {}, 99.0, 219.0, "train")
+    assert found.workload == "train" and "container app of r.test/app:1, workload train, created" in render(
+        found.as_json()
+    )
+    assert "workload" not in render(explain("app", "i", LAYERS, journal(), {}, 99.0, 219.0).as_json())
+
+
 def test_the_text_has_a_row_a_layer() -> None:
     waits = [wait(100, 1.0, "a" * 14, "demand"), wait(100, 1.0, "a" * 14, "hot")]
     hot = {"workload": "default", "state": "over", "blocks": 10, "hot_blocks": 12, "requests": 3, "bytes": 4000}

@@ -143,6 +143,9 @@ class FetchConfig:
     )
     span_growth_kib: int = _option(
         4096, "Most bytes one demand read fetches when it keeps reading on.", unit="KiB", low=128, high=65536
+    waiting_pulls: int = _option(
+        64, "Layers that pulls wait for at once, per registry; those beyond go the ordinary way.", low=1, high=192
+    )
     )
     background: bool = _option(True, "Whether the rest of a layer is streamed once nobody waits.")
     background_delay_s: float = _option(

@@ -30,6 +30,7 @@ from typing import Any
 
 from blockindex.hotset import DEFAULT_WORKLOAD
 
+from .admission import Admission
 from .attach import Attacher
 from .blockstore import BlockStore, LayerRecord, node_name
 from .errors import Damaged, NotFound, Precondition, SnapshotterError
@@ -53,8 +54,12 @@ _LET_GO_S = 2.0
 class Layers:
     """The LayerProvider of the daemon. Thread-safe."""
 
-    def __init__(self, store: BlockStore, fetch_socket: Path, attacher: Attacher) -> None:
+    def __init__(
+        self, store: BlockStore, fetch_socket: Path, attacher: Attacher, admission: Admission | None = None
+    ) -> None:
+        """`admission` bounds how many callers may wait for layers that come in (default: any number)."""
         self._store = store
+        self._admission = admission or Admission(1 << 30, 1 << 30)
         self._fetch = fetch_socket
         self._attacher = attacher
         self._expected = Expected()
@@ -82,7 +87,8 @@ class Layers:
                 "siblings": list(ref.siblings),
                 "layers": list(ref.layers),
             }
-            directory = self._store.layers / self._ask("ensure", None, **request)["name"]
+            with self._admission.place(ref.image):
+                directory = self._store.layers / self._ask("ensure", None, **request)["name"]
         ready = time.monotonic()
         try:
             record = LayerRecord.load(directory)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType, Protocol
 
-__all__ = ["BlobSource", "ByteStream", "Digest", "LayerProvider", "LayerRef", "MountedLayer"]
+__all__ = ["BlobSource", "ByteStream", "Digest", "LayerProvider", "LayerRef", "MountedLayer", "RemoteBlob"]
 
 Digest = NewType("Digest", str)
 """`sha256:<64 hex>`; checked where it enters."""
@@ -71,3 +71,11 @@ class BlobSource(Protocol):
     def stream(self, start: int, end: int | None) -> ByteStream:
         """The blob's bytes `[start, end)` (to its end when `end` is None) by one GET, in chunks as they arrive; whole
         or Transient at the point where they stop. Not reading on is back pressure. The caller closes the stream."""
+
+
+class RemoteBlob(BlobSource, Protocol):
+    """A blob that may be had in several ways, of which one may be bad."""
+
+    def refuted(self, reason: str) -> None:
+        """What came last was whole and is not the blob's: ask in another way next time, if there is one. Does no
+        I/O."""

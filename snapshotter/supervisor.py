@@ -8,8 +8,8 @@ Any of them may be killed at any moment: the ring holds the requests in flight, 
 are forked, not executed, so a successor runs the very code of its predecessor whatever has been put on disk since, and
 is at work within milliseconds. So all they run is loaded here before the first fork of each; gRPC too, which survives a
 fork as long as nobody has used it. The supervisor has one thread, and does nothing but watch. A worker whose leader is
-a zombie while a thread is stuck in the kernel counts as dead; a block server whose heart does not beat for `_STUCK_S`
-is killed.
+a zombie while a thread is stuck in the kernel counts as dead; a block server or fetch process with a heart that stands
+still for `_STUCK_S` is killed.
 
 Block server and fetch process are made to be killed, and so they are ended; SIGTERM, which a service manager sends to
 the whole group, means nothing to them. On SIGHUP the supervisor becomes the code that is installed now
@@ -34,13 +34,12 @@ from .fuse.ring import Ring
 from .kernel import sdnotify
 from .supervise.kept import Handover, Resources, Worker
 from .supervise.upgrade import Trial, command_line
-from .version import VERSION
 
 __all__ = ["Ended", "Supervisor", "Task"]
 
 _log = logging.getLogger(__name__)
 
-_STUCK_S = 15.0
+_STUCK_S = {"block": 15.0, "fetch": 30.0}  # the latter also opens layers: seconds each, on a slow disk
 _TICK_S = 1.0
 _STOP_S = 5.0
 _SETTLE_S = 0.2
@@ -113,7 +112,7 @@ class Supervisor:
         self._ended: Ended | None = None
         self._asked = False
         self._trial: Trial | None = None
-        self._beats = (0, time.monotonic())
+        self._beats: dict[tuple[str, str], tuple[int, float]] = {}  # of a worker's heart: its count, since when
 
     def run(self) -> Ended:
         """Start the workers, watch them, and end them on SIGTERM or SIGINT, or when the block server has found that
@@ -234,20 +233,26 @@ class Supervisor:
         worker.pid, worker.pidfd = pid, _pidfd(pid)
         worker.started = time.monotonic()
         worker.restarts += 1
-        if worker.name == "block":
-            self._beats = (self._ring.beats(), time.monotonic())
+        self._beats = {heart: beats for heart, beats in self._beats.items() if heart[0] != worker.name}
         _log.info("worker.started name=%s pid=%d restarts=%d", worker.name, pid, worker.restarts)
 
     def _kill_stuck(self) -> None:
-        beats, now = self._ring.beats(), time.monotonic()
-        if beats != self._beats[0]:
-            self._beats = (beats, now)
-        elif now - self._beats[1] > _STUCK_S:
-            for worker in self._workers:
-                if worker.name == "block" and worker.pid:
-                    _log.error("worker.stuck name=%s pid=%d seconds=%.0f", worker.name, worker.pid, _STUCK_S)
-                    os.kill(worker.pid, signal.SIGKILL)
-            self._beats = (beats, now)
+        now = time.monotonic()
+        sweeps, takings = self._ring.fetch_beats()
+        counts = {("block", "serving"): self._ring.beats(), ("fetch", "sweep"): sweeps, ("fetch", "taking"): takings}
+        for heart, count in counts.items():
+            last, since = self._beats.get(heart, (-1, now))
+            if count != last:
+                self._beats[heart] = (count, now)
+            elif now - since > _STUCK_S[heart[0]]:
+                self._beats[heart] = (count, now)
+                self._kill(*heart)
+
+    def _kill(self, name: str, heart: str) -> None:
+        for worker in self._workers:
+            if worker.name == name and worker.pid and not worker.old:  # old code may beat otherwise; it goes anyway
+                _log.error("worker.stuck name=%s pid=%d heart=%s seconds=%.0f", name, worker.pid, heart, _STUCK_S[name])
+                os.kill(worker.pid, signal.SIGKILL)
 
     def _publish(self) -> None:
         rows = [{"name": worker.name, "pid": worker.pid, "restarts": worker.restarts} for worker in self._workers]
@@ -314,6 +319,8 @@ class Supervisor:
             os.eventfd_read(self._ready)
         sdnotify.notify("READY=1")
         if self._to_tell and not self._upgrading():
+            from .version import VERSION  # loaded long since, with the service
+
             self._to_tell = False
             _log.info("upgrade.done version=%s", VERSION)
             self._write(self._reloaded, {"count": self._reloads, "problem": ""})

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from snapshotter.admission import Admission
 from snapshotter.attach import Attacher, Capabilities
 from snapshotter.blockstore import BlockStore
 from snapshotter.cache import CachedLayer, inventory, refuse_if_used
@@ -59,7 +60,8 @@ def main(config: Config, mount_fd: int, ready: Callable[[], None]) -> None:
         attacher = Attacher(
             root, mount_fd, mount.attach, mount.readahead_cold_kib, mount.readahead_warm_kib, Capabilities.probe()
         )
-        layers = Layers(store, run / "fetch.sock", attacher)
+        admission = Admission(config.fetch.waiting_pulls, _WORKERS - _SPARE_WORKERS)
+        layers = Layers(store, run / "fetch.sock", attacher, admission)
         records = Records(root, HotStore(root), config.workload)
         recorder = _recorder(config, store, attacher, layers, records)
         starts = Starts(config, recorder, records, layers, containers)
@@ -93,7 +95,7 @@ def main(config: Config, mount_fd: int, ready: Callable[[], None]) -> None:
     restored.start()
     restored.join(timeout=_RESTORE_S)
     socket = Path(config.socket or run / "bootseer.sock")
-    server = serve(snapshots, socket)
+    server = serve(snapshots, socket, _WORKERS)
     access.serve()
     if containers is not None and starts is not None:
         containers.listen(starts.created)
@@ -119,6 +121,8 @@ def main(config: Config, mount_fd: int, ready: Callable[[], None]) -> None:
 
 
 _RESTORE_S = 2.0
+_WORKERS = 256  # threads for containerd's calls; made as they are needed
+_SPARE_WORKERS = 64  # of them, those that never wait for a layer to come in
 _COPY_S = 2.0  # what a damaged snapshot store may lack of the latest
 
 

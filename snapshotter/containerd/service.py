@@ -150,7 +150,7 @@ class SnapshotsService(snapshots_pb2_grpc.SnapshotsServicer):
 def serve(snapshots: Snapshots, socket_path: Path, max_workers: int = 64) -> grpc.Server:
     """Serve on a unix socket that only root may use, and return the running server.
 
-    See `grpcsocket.listen`. A Prepare holds a worker for as long as a layer takes to come, so there have to be many.
+    See `grpcsocket.listen`. A Prepare holds a worker for as long as a layer takes to come: `admission` keeps some free.
     """
     options = [("grpc.max_receive_message_length", _MESSAGE_LIMIT), ("grpc.max_send_message_length", _MESSAGE_LIMIT)]
 

@@ -5,7 +5,7 @@ blob is streamed through `LayerBuilder`, which writes the data region and makes 
 then is complete when it becomes ready. Layers of one image arrive side by side: the first `ensure` of an image starts
 them all, in the order in which containerd will ask. Whatever fails leaves nothing behind, and the next `ensure` tries
 anew. Small layers may be streamed although they have an index: one request for all costs less than some for parts.
-Each registry has its own threads for streams, so that one that hangs holds up no other's layers.
+Each registry has its own threads for look-ups and for streams, so that one that hangs holds up no other's layers.
 """
 
 import logging
@@ -91,8 +91,7 @@ class Arrivals:
         self._hurry = hurry
         self._lock = Lock()
         self._under_way: dict[Digest, Future[Path]] = {}
-        self._lookups = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="arrival")
-        self._streams: dict[str, ThreadPoolExecutor] = {}  # by the images' registry
+        self._pools: dict[str, ThreadPoolExecutor] = {}  # by their names: what for, and the images' registry
 
     def __repr__(self) -> str:
         return f"<Arrivals {len(self._under_way)} layers under way>"
@@ -132,10 +131,9 @@ class Arrivals:
 
     def close(self) -> None:
         """Start nothing more."""
-        self._lookups.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            streams = list(self._streams.values())
-        for pool in streams:
+            pools = list(self._pools.values())
+        for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, wanted: _Wanted) -> Future[Path]:
@@ -144,7 +142,7 @@ class Arrivals:
             if known is not None:
                 return known
             future = self._under_way[wanted.digest] = Future[Path]()
-        self._submit(self._lookups, future, wanted, self._look_up)
+        self._submit(self._pool("arrival", _LOOKUPS, wanted.image), future, wanted, self._look_up)
         return future
 
     def _submit(
@@ -162,12 +160,13 @@ class Arrivals:
             self._end(wanted.digest, future)
             future.set_exception(SnapshotterError(f"{wanted.digest}: {error}"))
 
-    def _streams_of(self, image: str) -> ThreadPoolExecutor:
-        registry = image.partition("/")[0]
+    def _pool(self, purpose: str, threads: int, image: str) -> ThreadPoolExecutor:
+        """The threads for this purpose of the image's registry."""
+        name = f"{purpose}-{image.partition('/')[0]}"
         with self._lock:
-            pool = self._streams.get(registry)
+            pool = self._pools.get(name)
             if pool is None:
-                pool = self._streams[registry] = ThreadPoolExecutor(_STREAMS, thread_name_prefix="stream")
+                pool = self._pools[name] = ThreadPoolExecutor(threads, thread_name_prefix=purpose)
         return pool
 
     def _settle(self, future: Future[Path], wanted: _Wanted, step: Callable[[_Wanted], Path | None]) -> None:
@@ -190,7 +189,7 @@ class Arrivals:
             future.set_exception(SnapshotterError(f"{digest}: {type(error).__name__}: {error}"))
         else:
             if directory is None:
-                self._submit(self._streams_of(wanted.image), future, wanted, self._stream)
+                self._submit(self._pool("stream", _STREAMS, wanted.image), future, wanted, self._stream)
                 return
             self._end(digest, future)
             future.set_result(directory)

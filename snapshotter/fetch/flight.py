@@ -81,6 +81,8 @@ class Flight:
                     self._position += 1
         except (SnapshotterError, BlockIndexError, OSError) as error:  # OSError: the disk is full or broken
             self.failed = True
+            if isinstance(error, BlockIndexError):
+                self.layer.sources[0].refuted(str(error))
             self.layer.failure(self, error)
         except Exception as error:  # a bug: retried no faster than the rest; the host's thread logs where it is
             self.failed = True

@@ -28,7 +28,7 @@ from blockindex.model import BLOCK, Piece
 from snapshotter.alarms import Alarms
 from snapshotter.blockstore import UNVERIFIED, LayerFiles
 from snapshotter.errors import Transient
-from snapshotter.model import BlobSource
+from snapshotter.model import RemoteBlob
 from snapshotter.unproven import Pack
 
 from .flight import Flight
@@ -133,7 +133,7 @@ class LayerFetch:
         self,
         files: LayerFiles,
         index: LayerIndex,
-        sources: Sequence[BlobSource],
+        sources: Sequence[RemoteBlob],
         host: Host,
         growth: int,
         patience_s: float,
@@ -319,10 +319,11 @@ class LayerFetch:
             self._waiters = [waiter for waiter in self._waiters if waiter.since > before]
         for waiter in late:
             _log.error(
-                "read.timed_out layer=%s offset=%d size=%d last_failure=%r answered=EIO",
+                "read.timed_out layer=%s offset=%d size=%d attempts=%d last_failure=%r answered=EIO",
                 self.files.record.digest,
                 waiter.offset,
                 waiter.size,
+                self._failures,
                 self._last_failure,
             )
             waiter.answer(waiter, errno.EIO)
@@ -368,7 +369,7 @@ class LayerFetch:
             waiter.answer(waiter, 0)
             self.journal.waited(self.files.name, waiter.since, waiter.start, waiter.end, lane)
 
-    def add_source(self, source: BlobSource) -> None:
+    def add_source(self, source: RemoteBlob) -> None:
         """The layer has been pulled through one more image: its registry is known to live, so it comes first."""
         with self.lock:
             if source not in self.sources:
@@ -390,14 +391,20 @@ class LayerFetch:
         level = logging.WARNING if self._failures < _LOUD else logging.ERROR
         _log.log(
             level,
-            "fetch.failed layer=%s spans=%d-%d lane=%s attempt=%d error=%r",
+            "fetch.failed layer=%s spans=%d-%d bytes=%d-%d lane=%s attempt=%d error=%r",
             self.files.record.digest,
             flight.first,
             flight.last,
+            *self._bytes_of(flight),
             flight.lane.name.lower(),
             self._failures,
             str(error),
         )
+
+    def _bytes_of(self, flight: Flight) -> tuple[int, int]:
+        """The range of the blob that its spans need."""
+        columns, last = self.index.spans.columns, max(flight.last, flight.first + 1)
+        return columns.blob_starts[flight.first], max(columns.blob_ends[flight.first : last])
 
     def landed(self, flight: Flight) -> None:
         """The flight is over, whether it brought all or not; readers that it leaves behind get a new one."""

@@ -25,7 +25,7 @@ from snapshotter.config import Config
 from snapshotter.errors import NotFound, Precondition, SnapshotterError
 from snapshotter.fuse.abi import OUT_HEADER, inval_entry
 from snapshotter.fuse.ring import Ring
-from snapshotter.model import BlobSource, Digest
+from snapshotter.model import Digest, RemoteBlob
 from snapshotter.registry import parse_reference
 from snapshotter.rpc import Server
 from snapshotter.unproven import Unproven
@@ -66,7 +66,7 @@ class FetchProcess:
         device: int,
         doorbell: int,
         indexes: IndexSource,
-        open_blob: Callable[[str, Digest], BlobSource],
+        open_blob: Callable[[str, Digest], RemoteBlob],
         host_of: Callable[[str], str],
         hot: HotFinder,
         layers_of: Callable[[str], Sequence[Digest]],
@@ -182,6 +182,7 @@ class FetchProcess:
         """End the wait of readers for whom nothing has come in the stated time; start threads that were refused."""
         while True:
             time.sleep(_SWEEP_S)
+            self._ring.sweeps()
             try:
                 self._sweep_once()
             except Exception:  # without this thread readers would wait for ever

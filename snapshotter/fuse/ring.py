@@ -16,12 +16,15 @@ the slot's length field is zeroed: a successor that finds an OWNED slot with len
 other it handles again. A new fetch process turns every TAKEN slot back into HANDED and works them off. Replies to a
 request that was answered just before its process died are refused by the kernel with ENOENT, which is harmless.
 
+The supervisor watches the fetch process here too. Its sweep beats once a second; who takes requests beats before each,
+and is stuck when requests stay HANDED and no beat comes (it sleeps for as long as there are none).
+
 Layout: `[header 4096][states, one byte a slot][scratch][slots, 128 bytes each]`. Header: flags u32 at 0 (bit 0: INIT
-done, bit 1: resend agreed, bit 2: async direct I/O agreed), heartbeat u64 at 8, number of the layout u32 at 16: a ring
-outlives even the version that made it. In a slot: at 96 the count of restarts that found it OWNED (u8), at 104 when it
-was HANDED (f64, monotonic seconds). A slot holds a whole READ request (80
-bytes); what is longer (LOOKUP names, FORGETs) runs over into the scratch area, of which one is enough for the reason
-above.
+done, bit 1: resend agreed, bit 2: async direct I/O agreed), heartbeats u64 at 8 (block server), 24 (taking), 32
+(sweep), number of the layout u32 at 16: a ring outlives even the version that made it. In a slot: at 96 the count of
+restarts that found it OWNED (u8), at 104 when it was HANDED (f64, monotonic seconds). A slot holds a whole READ request
+(80 bytes); what is longer (LOOKUP names, FORGETs) runs over into the scratch area, of which one is enough for the
+reason above.
 """
 
 import mmap
@@ -47,6 +50,7 @@ _SIZE = _FIRST + _SLOTS * _SLOT
 _INIT_DONE, _RESEND, _ASYNC_DIO = 1, 2, 4
 _FLAGS = struct.Struct("=I")
 _BEAT = struct.Struct("=Q")
+_BEAT_AT, _TAKING_AT, _SWEEP_AT = 8, 24, 32
 _SINCE = struct.Struct("=d")
 _LAYOUT = struct.Struct("=I")
 _LAYOUT_AT = 16
@@ -59,6 +63,7 @@ class Ring:
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, _SIZE)
         self.memory = memoryview(self._map)
+        self._idle = 0
         self._scratch = self.memory[_SCRATCH : _SCRATCH + REQUEST_BUFFER]
 
     @staticmethod
@@ -134,6 +139,7 @@ class Ring:
         at = _STATES
         while (at := self._map.find(bytes([HANDED]), at, _STATES + _SLOTS)) >= 0:
             self._map[at] = TAKEN
+            self._beat(_TAKING_AT)
             yield at - _STATES
             at += 1
 
@@ -142,6 +148,10 @@ class Ring:
         at = _STATES
         while (at := self._map.find(bytes([TAKEN]), at, _STATES + _SLOTS)) >= 0:
             self._map[at] = HANDED
+
+    def sweeps(self) -> None:
+        """The fetch process's sweep is alive: called about once a second."""
+        self._beat(_SWEEP_AT)
 
     def since(self, slot: int) -> float:
         """When the request was handed over, whichever fetch process of the time took it (monotonic seconds)."""
@@ -183,8 +193,22 @@ class Ring:
 
     def beat(self) -> None:
         """The block server is alive and not stuck: called about once a second, and between requests."""
-        _BEAT.pack_into(self.memory, 8, _BEAT.unpack_from(self.memory, 8)[0] + 1)
+        self._beat(_BEAT_AT)
 
     def beats(self) -> int:
-        """The heartbeat's count."""
-        return int(_BEAT.unpack_from(self.memory, 8)[0])
+        """The block server's heartbeat: a count."""
+        return self._beats(_BEAT_AT)
+
+    def fetch_beats(self) -> tuple[int, int]:
+        """The fetch process's heartbeats: of its sweep, and of who takes requests. The latter seems to beat while there
+        is none to take."""
+        idle = self._map.find(bytes([HANDED]), _STATES, _STATES + _SLOTS) < 0
+        if idle:
+            self._idle += 1
+        return self._beats(_SWEEP_AT), self._beats(_TAKING_AT) + self._idle
+
+    def _beat(self, at: int) -> None:
+        _BEAT.pack_into(self.memory, at, self._beats(at) + 1)
+
+    def _beats(self, at: int) -> int:
+        return int(_BEAT.unpack_from(self.memory, at)[0])

@@ -43,6 +43,7 @@ class RegistryBlob:
         self._lock = threading.Lock()
         self._location: tuple[str, float, Endpoint] | None = None
         self._size: int | None = None
+        self._answered: Endpoint | None = None  # who gave the latest range, or the location of it
 
     def __repr__(self) -> str:
         where = f"{self._image.host}/{self._image.repository}"
@@ -95,6 +96,7 @@ class RegistryBlob:
             if reply.status not in _MOVED:
                 if reply.status >= 500:
                     self.forget_location(location)
+                self._answered = location[2]
                 return reply, location[2]
             reply.finish()
             self.forget_location(location)
@@ -102,12 +104,19 @@ class RegistryBlob:
         if reply.redirected and reply.status in (200, 206):
             with self._lock:
                 self._location = (reply.url, time.monotonic() + _LOCATION_S, endpoint)
+        self._answered = endpoint
         return reply, endpoint
 
     def broke_off(self, endpoint: Endpoint, error: Transient) -> None:
         """An answer of `endpoint`, or of where it had sent us, was not good to its end."""
         self.forget_location()
         self._registry.blame(endpoint, self._image, error)
+
+    def refuted(self, reason: str) -> None:
+        """See RemoteBlob: a mirror with other bytes is asked last for a while, and a location is found anew. Of answers
+        at the same time the latest is blamed: the next wrong bytes find the right one."""
+        if self._answered is not None:
+            self.broke_off(self._answered, Transient(f"layer {self.digest}: {reason}"))
 
     def forget_location(self, location: tuple[str, float, Endpoint] | None = None) -> None:
         """Ask the registry next time (only if the location is still `location`, when given)."""

@@ -14,6 +14,7 @@ nothing else is retried here.
 import http.client
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -36,6 +37,10 @@ CHUNK_BYTES = 256 * 1024
 PIECE_BYTES = 64 * 1024
 """Most bytes that are sent by one call: a call gets the connect time-out for all of it, which a slow link must keep."""
 
+_LEAST_BYTES_S = 1024
+"""A body that comes slower than this, over a whole time-out, counts as stalled: with a byte now and then a server could
+hold a reader for as long as it likes. Only time spent waiting for bytes counts."""
+
 _MAX_HOPS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -49,9 +54,23 @@ class _Slots(Protocol):
 class Reply:
     """One answer whose body is read on demand. One thread reads; any thread may cancel. Always close it."""
 
-    __slots__ = ("_closed", "_lock", "_raw", "_slot", "headers", "redirected", "status", "url", "what")
+    __slots__ = (
+        "_came",
+        "_closed",
+        "_lock",
+        "_patience_s",
+        "_raw",
+        "_slot",
+        "_waited_s",
+        "headers",
+        "redirected",
+        "status",
+        "url",
+        "what",
+    )
 
-    def __init__(self, response: requests.Response, slot: _Slots, what: str) -> None:
+    def __init__(self, response: requests.Response, slot: _Slots, what: str, patience_s: float) -> None:
+        """`patience_s`: the time-out over which a body must not be slower than `_LEAST_BYTES_S`."""
         self.status = response.status_code
         self.headers: Mapping[str, str] = response.headers
         self.url = response.url
@@ -61,6 +80,8 @@ class Reply:
         self._slot = slot
         self._lock = threading.Lock()
         self._closed = False
+        self._patience_s = patience_s
+        self._waited_s, self._came = 0.0, 0  # since the pace was looked at last
 
     def __repr__(self) -> str:
         return f"<Reply {self.status} {self.what}{' closed' if self._closed else ''}>"
@@ -75,9 +96,18 @@ class Reply:
             self.close()
 
     def read1(self) -> bytes:
-        """Whatever has arrived, at most CHUNK_BYTES; b"" at the end. Transient on a reset, stall or short body."""
+        """Whatever has arrived, at most CHUNK_BYTES; b"" at the end. Transient on a reset, a stall, a short body, or a
+        body that hardly comes."""
+        asked = time.monotonic()
         with _translated(self.what):
-            return self._raw.read1(CHUNK_BYTES, decode_content=False) or b""
+            chunk = self._raw.read1(CHUNK_BYTES, decode_content=False) or b""
+        self._waited_s += time.monotonic() - asked
+        self._came += len(chunk)
+        if self._waited_s >= self._patience_s:
+            if chunk and self._came < self._waited_s * _LEAST_BYTES_S:
+                raise Transient(f"{self.what}: stalled: {self._came} bytes in {self._waited_s:.1f} s")
+            self._waited_s, self._came = 0.0, 0
+        return chunk
 
     def read_all(self, limit: int) -> bytes:
         """The whole body; InvalidArgument when it is longer than `limit` bytes."""
@@ -222,7 +252,7 @@ class Transport:
             raise Transient(f"{what}: all {self._connections} connections to {host} are busy")
         try:
             with _translated(what):
-                return Reply(self._answer(prepared, host, context, timeout), slot, what)
+                return Reply(self._answer(prepared, host, context, timeout), slot, what, timeout[1])
         except BaseException:
             slot.release()
             raise

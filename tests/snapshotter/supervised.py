@@ -17,7 +17,7 @@ from snapshotter.supervise.kept import Handover, Resources
 from snapshotter.supervisor import Ended, Supervisor, Task
 
 supervisor._TICK_S = 0.05
-supervisor._STUCK_S = 0.2
+supervisor._STUCK_S["block"] = 0.2
 supervisor._STOP_S = 0.2
 
 Main = Callable[[], None]
@@ -34,6 +34,12 @@ def main(case: str, directory: Path) -> int:
         mains["fetch"] = _raising
     elif case == "stuck":
         mains["block"] = _beating(ring, 3)
+    elif case in ("no sweep", "nothing taken", "idle"):
+        supervisor._STUCK_S["fetch"] = 0.2
+        mains["fetch"] = _sweeping(ring, 3 if case == "no sweep" else 1 << 30)
+        if case == "nothing taken":
+            view = Ring(ring)
+            view.hand(view.claim(), time.monotonic())
     elif case == "connection ends":
         mains["block"] = lambda: None
     elif case == "cannot fork":
@@ -61,6 +67,17 @@ def _beating(ring: int, beats: int = 1 << 30) -> Main:
         view = Ring(ring)
         for _ in range(beats):
             view.beat()
+            time.sleep(0.02)
+        _sleeping()
+
+    return run
+
+
+def _sweeping(ring: int, beats: int) -> Main:
+    def run() -> None:
+        view = Ring(ring)
+        for _ in range(beats):
+            view.sweeps()
             time.sleep(0.02)
         _sleeping()
 

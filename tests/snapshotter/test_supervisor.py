@@ -146,6 +146,21 @@ def test_a_block_server_whose_heart_stands_still_is_killed(tmp_path: Path) -> No
         assert [len(running.starts(worker)) for worker in ("fetch", "service")] == [1, 1]
 
 
+@pytest.mark.parametrize(("case", "heart"), [("no sweep", "sweep"), ("nothing taken", "taking")])
+def test_a_fetch_process_that_stands_still_is_killed(case: str, heart: str, tmp_path: Path) -> None:
+    with supervised(case, tmp_path) as running:
+        running.until(lambda: len(running.starts("fetch")) >= 3)
+        assert f"heart={heart}" in running.log
+        assert [len(running.starts(worker)) for worker in ("block", "service")] == [1, 1]
+
+
+def test_a_fetch_process_without_anything_to_do_is_left_alone(tmp_path: Path) -> None:
+    with supervised("idle", tmp_path) as running:
+        started = running.starts("fetch")[0]
+        running.until(lambda: time.monotonic() - started > 0.7)  # three times what counts as stuck
+        assert len(running.starts("fetch")) == 1 and "worker.stuck" not in running.log
+
+
 def test_a_block_server_whose_heart_beats_is_left_alone(tmp_path: Path) -> None:
     with supervised("plain", tmp_path) as running:
         started = running.starts("block")[0]

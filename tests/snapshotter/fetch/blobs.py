@@ -32,12 +32,14 @@ class Hold:
 
 class FakeBlob:
     """A `BlobSource` over bytes. `requests` are the ranges that were asked for, `served` the bytes of each that were
-    taken, `open` the streams that nobody has closed."""
+    taken, `open` the streams that nobody has closed, `refutations` what is said to
+    have been wrong."""
 
     def __init__(self, blob: bytes, chunk: int = 8192) -> None:
         self.requests: list[tuple[int, int]] = []
         self.served: list[int] = []
         self.open = 0
+        self.refutations: list[str] = []
         self._blob = blob
         self._chunk = chunk
         self._holds: list[Hold] = []
@@ -61,6 +63,10 @@ class FakeBlob:
     def falsify(self, offset: int) -> None:
         """Flip a bit of this byte, once."""
         self._lies.add(offset)
+
+    def refuted(self, reason: str) -> None:
+        """Noted in `refutations`."""
+        self.refutations.append(reason)
 
     def release_all(self) -> None:
         """Let every stream pass."""

@@ -501,7 +501,9 @@ def test_wrong_bytes_are_never_stored_and_fetched_again(bench: Bench, caplog: py
     bench.check(bench.read(start, end))
     bench.settle()
     assert bench.layer.tally.failures == 1 and len(bench.blob.requests) == 2
-    assert "blob" in _failures(caplog)[0].getMessage()
+    said = _failures(caplog)[0].getMessage()
+    assert bench.layer.files.record.digest in said and f"bytes={blob_start}-{blob_end} " in said and "attempt=1" in said
+    assert "do not match their digest" in said and len(bench.blob.refutations) == 1
 
 
 def test_whoever_waited_too_long_gets_an_error(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

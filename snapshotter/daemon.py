@@ -13,7 +13,6 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from .attach import unmount_dead
 from .blockstore import BlockStore
 from .config import Config
 from .errors import UserError
@@ -51,6 +50,8 @@ def run(config: Config) -> int:
     ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     while True:
         if resources is None:
+            from .attach import unmount_dead  # here: who takes a connection over has readers waiting
+
             unmount_dead(config.root_path)
             resources = Resources.create()
             resources.keep()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.snapshotter.daemon import BOOTSEER, Daemon
 from tests.snapshotter.rangeserver import RangeServer
-from tests.systemd.manager import Manager
+from scripts.rig.servicemanager import Manager
 
 __all__ = ["Managed"]
 

@@ -12,7 +12,7 @@ off is resumed where it stopped; so nothing is fetched twice. Thread-safe; one l
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from blockindex.hotpack import HotPack
@@ -101,6 +101,29 @@ class PackPlan:
             for number in self._frames_of(segment):
                 if self._states[number] in (_QUEUED, _ASKED):
                     self._drop(number)
+
+    def skip(self, numbers: Iterable[int]) -> None:
+        """These frames are there by now: those that have not been asked for never will be."""
+        with self._lock:
+            for number in numbers:
+                if self._states[number] == _QUEUED:
+                    self._states[number] = _UNWANTED
+                    self._left -= 1
+            self._queue = deque(part for segment in self._queue for part in self._wanted_of(segment))
+
+    def _wanted_of(self, segment: Segment) -> list[Segment]:
+        """What of a queued segment is still wanted."""
+        parts: list[Segment] = []
+        for number in self._frames_of(segment):
+            if self._states[number] not in (_QUEUED, _ASKED):
+                continue
+            frame = self.pack.frames[number]
+            start, end = max(frame.offset, segment.start), min(frame.offset + frame.size, segment.end)
+            if parts and parts[-1].end == start:
+                parts[-1].end = end
+            else:
+                parts.append(Segment(start, end, segment.attempts, segment.hurried))
+        return parts
 
     def drop_all(self) -> None:
         """Give up every frame that has not landed."""

@@ -545,8 +545,14 @@ class Prefetch:
             orders = tuple(self._orders)
         for layer, order in orders:
             layer.hold_hot(order, wait, self._streams)
-        for _ in range(0 if wait else self._streams):
+        plan = self._plan
+        if wait or plan is None:
+            return
+        frames = enumerate(plan.pack.frames)  # the other has brought some of what this one was to bring
+        plan.skip([number for number, frame in frames if not self._absent(range(frame.first, frame.last))])
+        for _ in range(self._streams):
             self._host.submit(Lane.HOT, self._guarded(self._work))
+        self._check_over()
 
     # -- promises ----------------------------------------------------------------------------------------------------
 

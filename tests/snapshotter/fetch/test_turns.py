@@ -112,6 +112,23 @@ def test_what_default_had_queued_comes_after_the_workloads_own(site: Site) -> No
     assert site.bench.blob_requests() == 0
 
 
+@pytest.mark.parametrize("rest", [[], [(0, 40, 56)]])
+def test_what_the_workloads_own_brought_does_not_come_again(site: Site, rest: list[tuple[int, int, int]]) -> None:
+    default, train = site.publish("default", [(0, 0, 24), *TRAIN, *rest]), site.publish("train", TRAIN)
+    first = default.hold(36 << 10)
+    site.prefetches.begin(IMAGE, site.bench.digests)
+    first.await_stream()
+    site.prefetches.promote(IMAGE, site.bench.digests, "train")
+    site.bench.until(lambda: site.states()["train"] == "streaming")
+    first.release()
+    site.until_over()
+    assert site.present([(0, 0, 24), *TRAIN, *rest])
+    came = sum(end - start for start, end in site.bench.once(default))
+    hot = sum(end - start for _, start, end in TRAIN) * 4096
+    assert default.size() - hot - (64 << 10) < came < default.size() - hot + (64 << 10), "but for frames of both"
+    assert sum(end - start for start, end in site.bench.once(train)) == train.size()
+
+
 def test_spans_too_wait_for_the_workloads_own(site: Site) -> None:
     """Sets without bytes, as a node records them."""
     site.sets = {"default": site.bench.hotset([(0, 0, 8), (0, 96, 112), (1, 0, 8)])}

@@ -74,7 +74,9 @@ def _option(
 class IndexConfig:
     """Where ready-made layer indexes are looked for."""
 
-    url: str = _option("", "Directory of layer indexes: an http(s) or file URL, or a path; empty: none.")
+    url: str = _option(
+        "", "Directory of layer indexes: an http(s) or file URL, another that fsspec knows, or a path; empty: none."
+    )
     timeout_s: float = _option(
         5.0,
         "Time for one look-up, and 1 s more for each MB that comes; then the layer goes without.",
@@ -141,11 +143,11 @@ class FetchConfig:
     background_threads: int = _option(
         2, "Streams that fill layers behind the readers, per registry host.", low=1, high=64
     )
-    span_growth_kib: int = _option(
-        4096, "Most bytes one demand read fetches when it keeps reading on.", unit="KiB", low=128, high=65536
     waiting_pulls: int = _option(
         64, "Layers that pulls wait for at once, per registry; those beyond go the ordinary way.", low=1, high=192
     )
+    span_growth_kib: int = _option(
+        4096, "Most bytes one demand read fetches when it keeps reading on.", unit="KiB", low=128, high=65536
     )
     background: bool = _option(True, "Whether the rest of a layer is streamed once nobody waits.")
     background_delay_s: float = _option(
@@ -173,7 +175,9 @@ class CacheConfig:
 class HotSetConfig:
     """Where hot sets are looked for, and how their blocks are prefetched."""
 
-    url: str = _option("", "Directory of hot sets: an http(s) or file URL, or a path; empty: none.")
+    url: str = _option(
+        "", "Directory of hot sets: an http(s) or file URL, another that fsspec knows, or a path; empty: none."
+    )
     timeout_s: float = _option(
         5.0,
         "Time to find a hot set, and without a byte of one; then the start goes without.",

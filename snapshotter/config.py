@@ -193,7 +193,7 @@ class HotSetConfig:
 class RecordConfig:
     """How hot sets are recorded."""
 
-    auto: bool = _option(True, "Whether the first container of an image without a hot set is recorded.")
+    auto: bool = _option(True, "Whether containers of images and workloads without a hot set are recorded.")
     window_s: float = _option(120.0, "Longest recording.", unit="s", low=1, high=86400)
     quiet_s: float = _option(
         10.0, "Time without a block that is new to the recording after which it ends.", unit="s", low=0.1, high=86400

@@ -194,7 +194,7 @@ def test_it_shows_what_is_left() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_happens_each_byte_comes_once(data: st.DataObject) -> None:
-    """Several requests under way; they are fed, broken off, given up; readers hurry frames."""
+    """Several requests under way; they are fed, broken off, given up; readers hurry frames; others bring some."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(packplan, "_FIRST", 50)
         patched.setattr(packplan, "_MOST", 200)
@@ -205,7 +205,12 @@ def test_whatever_happens_each_byte_comes_once(data: st.DataObject) -> None:
         under_way = [Segment(pack.head_size, streaming_to)] if streaming_to > pack.head_size else []
         dropped: set[int] = set()
         while under_way or wire.plan.left:
-            step = data.draw(st.sampled_from(["take", "feed", "feed", "break", "hurry", "drop"]))
+            step = data.draw(st.sampled_from(["take", "feed", "feed", "break", "hurry", "drop", "skip"]))
+            if step == "skip":
+                numbers = data.draw(st.sets(st.sampled_from(range(len(pack.frames)))))
+                dropped |= {number for number in numbers if wire.plan._states[number] == packplan._QUEUED}
+                wire.plan.skip(numbers)
+                continue
             if step == "take" or not under_way:
                 segment = wire.plan.take()
                 if segment is not None:

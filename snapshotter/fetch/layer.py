@@ -156,6 +156,8 @@ class LayerFetch:
         self.completed = threading.Event()
         self.lock = threading.Lock()
         self.background = False
+        self._is_filling = False  # until it is told to stop; `background` is over sooner, when all is on its way
+        self._was_refused = False  # the disk has refused bytes of this layer, and they may not be there yet
         span_size = max(index.blob_size // max(len(index.spans), 1), 1)
         self._span_run = max(growth // span_size, 1)
         self._background_run = max(_BACKGROUND_RUN // span_size, 1)
@@ -349,8 +351,9 @@ class LayerFetch:
             self.late.store(piece.block_start, piece.block_end, piece.data)
         except OSError as error:
             refused = piece.data
-            self.overflow.refused(error)
             self.overflow.keep(self._owner, piece.block_start, refused)
+            self.overflow.refused(error)
+            self._was_refused = True  # last: `tend` finds what is kept
         self._failures = 0
         self._arrived(piece.block_start, piece.block_end, lane, refused)
         return bool(refused)
@@ -460,19 +463,26 @@ class LayerFetch:
         return reopened
 
     def tend(self) -> None:
-        """To be called now and then: writes what the disk has refused before, if it takes it now."""
-        if not self.overflow.refusing:
+        """To be called now and then: writes what the disk has refused before, if it takes it now. Then the background
+        goes on, which may have ended meanwhile: what others were bringing has not come into the store."""
+        if not self._was_refused:
             return
+        self._was_refused = False  # before the look: what is refused from now on says so again
         for block, data in self.overflow.of(self._owner):
             try:
                 self.late.store(block, block + 1, data)
             except OSError as error:
                 self.overflow.refused(error)
-                return
+                break
             self.overflow.drop(self._owner, block)
             self.overflow.taken()
             self._arrived(block, block + 1, None)
+        if self.overflow.refusing:
+            self._was_refused = True
+            return
         self._check_complete()
+        if self._is_filling:
+            self.fill_in_background(0.0)
 
     # -- hot blocks --------------------------------------------------------------------------------------------------
 
@@ -592,6 +602,7 @@ class LayerFetch:
     def fill_in_background(self, delay_s: float) -> None:
         """Fetch what is missing behind everything else; a no-op when that is already going on."""
         with self.lock:
+            self._is_filling = True
             if self.background or self.completed.is_set():
                 return
             self.background = True
@@ -600,7 +611,7 @@ class LayerFetch:
 
     def stop_background(self) -> None:
         """Fetch no more than readers ask for."""
-        self.background = False
+        self.background = self._is_filling = False
         for block, _ in self.overflow.of(self._owner):
             self.overflow.drop(self._owner, block)
         with self.lock:

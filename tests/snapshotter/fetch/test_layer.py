@@ -575,6 +575,27 @@ def test_a_reader_of_much_is_served_however_little_memory_there_is(
     caplog.clear()
 
 
+def test_a_background_that_ended_while_the_disk_was_full_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All that it would have fetched was on its way for readers, but came neither into the store nor stayed in memory."""
+    room = _full(monkeypatch)
+    bench.layer.overflow = Overflow(BLOCK)
+    hold = bench.blob.hold(0)
+    read = bench.read(0, bench.index.block_count)
+    hold.await_stream()
+    bench.layer.fill_in_background(0.0)
+    assert not bench.layer.background, "everything is on its way"
+    hold.release()
+    bench.check(read)
+    bench.settle()
+    room.set()
+    bench.layer.tend()
+    assert bench.layer.completed.wait(PATIENCE_S)
+    bench.settle()
+    caplog.clear()
+
+
 def test_on_a_full_disk_nothing_is_fetched_that_nobody_waits_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,7 @@ from blockindex.hotpack import MAX_HEAD, PROLOGUE_SIZE, HeadReader
 from snapshotter.artifacts.model import Blob
 from snapshotter.errors import InvalidArgument, Transient
 from snapshotter.model import BlobSource, Digest
+from snapshotter.registry.blob import RegistryBlob
 from snapshotter.registry.hotfile import HotFile, HotStream
 from snapshotter.registry.indexdir import MAX_INDEX_BYTES
 
@@ -66,6 +67,8 @@ def hot_file(
     source = open_blob(str(judged.found.repository), pack.digest)
 
     def ask(start: int, end: int) -> HotStream:
+        if isinstance(source, RegistryBlob) and source.ranges_ignored:  # each part would be the whole again
+            raise InvalidArgument(f"{judged.where}: the registry, or a proxy before it, ignores byte ranges")
         stream = source.stream(start, end)
         return HotStream(start, end, stream, stream.close)
 

@@ -7,6 +7,7 @@ no request of its own.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 from blockindex.hotset import image_key
 from snapshotter.artifacts.answers import Answers
@@ -44,7 +45,8 @@ class Images:
         """`resolve(reference)` asks the registry for the manifest of this node's platform."""
         self._resolve = resolve
         self._answers: Answers[Image] = Answers(timeout_s, _KEPT_S)
-        self._manifests: dict[tuple[str, str], Digest] = {}  # by reference and image key
+        self._lock = Lock()
+        self._manifests: dict[tuple[str, str], Digest] = {}  # by reference and image key; the oldest first
 
     def __repr__(self) -> str:
         return f"<Images {len(self._manifests)} resolved>"
@@ -80,7 +82,8 @@ class Images:
         image = Image(reference, tuple(layer.digest for layer in manifest.layers), manifest.digest)
         if not image.layers:
             return None
-        while len(self._manifests) >= _REMEMBERED:
-            self._manifests.pop(next(iter(self._manifests), (reference, "")), None)
-        self._manifests[reference, image.key] = manifest.digest
+        with self._lock:
+            self._manifests[reference, image.key] = manifest.digest
+            for old in list(self._manifests)[:-_REMEMBERED]:
+                del self._manifests[old]
         return image

@@ -15,7 +15,7 @@ from blockindex.hotset import hotset_name
 from snapshotter.artifacts import manifest as manifest_module
 from snapshotter.artifacts.model import Kind, Subject
 from snapshotter.config import Config, HotSetConfig, IndexConfig, LookupConfig, RegistryConfig, TrustConfig
-from snapshotter.errors import UserError
+from snapshotter.errors import InvalidArgument, UserError
 from snapshotter.fetch.arrival import FoundIndex
 from snapshotter.fetch.sources import Sources, check_sources
 from snapshotter.hotstore import HotStore
@@ -27,7 +27,7 @@ from snapshotter.trust.quarantine import Quarantine
 from tests.snapshotter.daemon import Layer, make_layer
 from tests.snapshotter.fetch.artifactsite import Site, blob_of
 from tests.snapshotter.fetch.blobs import PATIENCE_S
-from tests.snapshotter.rangeserver import Action, Hold, RangeServer, Request, Status
+from tests.snapshotter.rangeserver import Action, Hold, IgnoreRange, RangeServer, Request, Status
 
 HOT = [(0, 0, 8), (1, 0, 16)]
 
@@ -326,6 +326,18 @@ def test_a_pack_in_quarantine_is_a_set_without_bytes(
         file = node.hot()
         assert file is not None and "in quarantine: its bytes were wrong" in file.doubt
     caplog.clear()
+
+
+def test_a_registry_that_ignores_ranges_gives_the_pack_once_not_for_each_part(tmp_path: Path, site: Site) -> None:
+    artifact, _ = site.hot(HOT)
+    site.publish(artifact)
+    data = site.files[f"/v2/app/blobs/{artifact.blobs[1].digest}"]
+    with site.serve(lambda request: IgnoreRange()) as server, Node(tmp_path, server, site) as node:
+        file = node.hot()
+        assert file is not None and taken(file, 100, 5000) == data[100:5000]
+        with pytest.raises(InvalidArgument, match="ignores byte ranges"):
+            file.stream(5000, 9000)
+        assert len(server.requests) == 2
 
 
 def test_a_long_head_is_one_more_request(tmp_path: Path, site: Site) -> None:

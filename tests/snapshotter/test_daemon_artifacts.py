@@ -1,8 +1,10 @@
 """Artifacts end to end: the real daemon, Debian's registry with an image and what was published there, real mounts."""
 
 import contextlib
+import json
 import subprocess
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from snapshotter.config import RegistryConfig
 from snapshotter.registry import Registry, parse_reference
 from snapshotter.registry.push import Pusher
 from snapshotter.trust.keys import SecretKey, sign
-from tests.registries import docker_registry
+from tests.registries import Front, Tokens, docker_registry
+from tests.snapshotter.certificates import Authority
 from tests.snapshotter.daemon import BOOTSEER, Daemon, Layer, expected, make_layer, reader
 from tests.snapshotter.fetch.artifactsite import Site, blob_of
 from tests.snapshotter.fetch.test_sources import manifest_of
@@ -174,6 +177,31 @@ def _has_answer(daemon: Daemon) -> bool:
     with contextlib.suppress(Exception):  # while the process is being started again
         return len(_layer_rows(daemon)) == 2
     return False
+
+
+def test_a_private_repository_is_asked_with_the_credentials_of_the_image(
+    tmp_path: Path, layers: list[Layer], origin: Origin
+) -> None:
+    """Behind TLS and tokens, where nobody else may pull."""
+    origin.publish(origin.site.index())
+    origin.publish(origin.hot())
+    authority = Authority(tmp_path)
+    tokens = Tokens({"me": "s3cret"}, {"": set()})
+    with Front(origin.host, tls=authority.server("127.0.0.1"), tokens=tokens) as front:
+        hosts = tmp_path / "certs.d" / front.host
+        hosts.mkdir(parents=True)
+        (hosts / "hosts.toml").write_text(f'server = "{front.url}"\nca = "{authority.ca}"\n')
+        auth = b64encode(b"me:s3cret").decode()
+        (tmp_path / "docker.json").write_text(json.dumps({"auths": {front.host: {"auth": auth}}}))
+        rest = f'[registry]\nhosts_dir = "{hosts.parent}"\ndocker_config = "{tmp_path}/docker.json"\n'
+        with Daemon(tmp_path, front, _toml(tmp_path, rest)) as daemon:  # type: ignore[arg-type]  # as above
+            daemon.prepare(*layers)
+            prefetch = _prefetch(daemon)
+            assert prefetch["blocks"] == 2 * _HOT_FILES * _BLOCKS
+            assert str(prefetch["from"]).startswith(f"{front.host}/app@sha256:")
+            _read(daemon, layers)
+            assert all(str(row["index_from"]).startswith(front.host) for row in _layer_rows(daemon))
+        assert tokens.scopes and set(tokens.scopes) == {"repository:app:pull"}
 
 
 def test_an_image_without_artifacts_is_streamed_as_ever(tmp_path: Path, layers: list[Layer], origin: Origin) -> None:

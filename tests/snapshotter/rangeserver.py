@@ -89,7 +89,21 @@ class ShortRange:
     length: int
 
 
-Action = Status | Hold | Truncate | Reset | IgnoreRange | WrongRange | ShortRange
+@dataclass(frozen=True)
+class Falsify:
+    """The right answer, but for one bit of byte `at` of the body."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class Drip:
+    """The right headers, then a byte every `pause_s`."""
+
+    pause_s: float
+
+
+Action = Status | Hold | Truncate | Reset | IgnoreRange | WrongRange | ShortRange | Falsify | Drip
 Behaviour = Callable[[Request], Action | None]
 
 
@@ -276,6 +290,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        if isinstance(action, Drip):
+            for at in range(len(body)):
+                if self.server.owner.closing.wait(action.pause_s):
+                    break
+                self.wfile.write(body[at : at + 1])
+            return
         stop = action.after if isinstance(action, (Hold, Reset, Truncate)) and action.after >= 0 else len(body)
         self._send(body[:stop], chunked)
         if isinstance(action, (Hold, Reset, Truncate)) and action.after >= 0:
@@ -313,4 +333,7 @@ def _right_answer(blob: bytes, request: Request, action: Action | None) -> tuple
         start, end = start + action.shift, end + action.shift
     if isinstance(action, ShortRange):
         end = min(end, start + action.length)
-    return 206, {"Content-Range": f"bytes {start}-{end - 1}/{len(blob)}"}, blob[start:end]
+    body = bytearray(blob[start:end])
+    if isinstance(action, Falsify):
+        body[action.at] ^= 1
+    return 206, {"Content-Range": f"bytes {start}-{end - 1}/{len(blob)}"}, bytes(body)

@@ -15,6 +15,7 @@ from snapshotter.errors import Denied, InvalidArgument, NotFound, SnapshotterErr
 from snapshotter.registry import Registry, RegistryBlob
 from tests.snapshotter.rangeserver import (
     Behaviour,
+    Drip,
     Hold,
     IgnoreRange,
     RangeServer,
@@ -94,6 +95,7 @@ FAILURES: dict[str, tuple[object, type[SnapshotterError], str]] = {
     "reset before the answer": (Reset(-1), Transient, "reset"),
     "stalled": (Hold(5000), Transient, "stalled"),
     "stalled before the answer": (Hold(-1), Transient, "stalled"),
+    "drips": (Drip(0.03), Transient, r"stalled: "),
     "another range": (WrongRange(1), Transient, "another range: bytes 101-"),
     "short range": (ShortRange(500), Transient, "short body after 500 bytes"),
     "no content-range": (Status(206, {}, b"x" * 10), Transient, "without a usable Content-Range"),

@@ -86,6 +86,17 @@ def test_a_failing_mirror_is_followed_by_the_next(site: Site, failure: Status | 
     assert site.server.connections == 1
 
 
+def test_a_mirror_with_other_bytes_is_followed_by_the_next(site: Site) -> None:
+    """Whoever decodes them says so; a redirect is not believed any longer either."""
+    site.first.blobs[BLOB] = DATA[::-1]
+    blob = site.registry.blob("r.test/app:1", DIGEST)
+    blob.refuted("nothing was asked yet: nobody to blame")
+    assert b"".join(blob.stream(0, None)) == DATA[::-1]
+    blob.refuted("blocks 0 to 10 do not match their digest")
+    assert b"".join(blob.stream(0, None)) == DATA
+    assert site.counts() == [1, 1, 0]
+
+
 def test_a_mirror_gets_its_turn_again(site: Site) -> None:
     clock = [0.0]
     site.registry._standing = Standing(lambda: clock[0])

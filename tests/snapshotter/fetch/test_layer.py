@@ -578,7 +578,7 @@ def test_a_reader_of_much_is_served_however_little_memory_there_is(
 def test_a_background_that_ended_while_the_disk_was_full_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All that it would have fetched was on its way for readers, but came neither into the store nor stayed in memory."""
+    """What it would have fetched was on its way for readers, and came neither into the store nor stayed in memory."""
     room = _full(monkeypatch)
     bench.layer.overflow = Overflow(BLOCK)
     hold = bench.blob.hold(0)

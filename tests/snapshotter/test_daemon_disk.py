@@ -225,8 +225,8 @@ def test_a_damaged_database_of_snapshots(tmp_path: Path, indexed: str, layers: l
     with origin(*layers) as registry, Daemon(tmp_path, registry, indexed) as daemon:
         path, copy = daemon.root / "metadata.db", daemon.root / "metadata.db.copy"
         daemon.prepare(layers[0])
-        since, service = time.time_ns(), daemon.pid("service")
-        until(lambda: copy.exists() and copy.stat().st_mtime_ns > since)
+        service = daemon.pid("service")
+        until(lambda: copy.exists() and _rows(copy) == 1)
         with contextlib.closing(sqlite3.connect(path)) as other:  # what it writes makes the daemon look at the file
             with other:
                 other.execute("UPDATE snapshots SET updated_ns = updated_ns + 1")
@@ -244,6 +244,11 @@ def test_a_damaged_database_of_snapshots(tmp_path: Path, indexed: str, layers: l
         _prepare_container(daemon, layers[0], "second")
         kept = [it for it in daemon.root.glob("metadata.db.damaged-*") if it.stat().st_size >= 50_000]
         assert len(kept) == 2
+
+
+def _rows(database: Path) -> int:
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        return int(connection.execute("SELECT count(*) FROM snapshots").fetchone()[0])
 
 
 def _asked(daemon: Daemon) -> bool:

@@ -298,14 +298,18 @@ class BlockStore:
         """At the start of the daemon, before any other process has the store open: sweep what a killed run had
         staged, and stop trusting presence if the machine has booted since (or nothing says that it has not)."""
         self.sweep()
-        if not self._boot_marker.exists() or self._boot_marker.read_text() != boot_id:
-            for name in list(self.names()):
-                try:
-                    self._distrust(self.layers / name)
-                except (SnapshotterError, OSError) as error:
-                    _log.warning("layer.dropped name=%s reason=%r it will be fetched again", name, str(error))
-                    shutil.rmtree(self.layers / name)
-        self._boot_marker.write_text(boot_id)
+        if self._boot_marker.exists() and self._boot_marker.read_text() == boot_id:
+            return
+        for name in list(self.names()):
+            try:
+                self._distrust(self.layers / name)
+            except (SnapshotterError, OSError) as error:
+                _log.warning("layer.dropped name=%s reason=%r it will be fetched again", name, str(error))
+                shutil.rmtree(self.layers / name)
+        try:
+            self._boot_marker.write_text(boot_id)
+        except OSError as error:  # a full disk: the next start trusts nothing either
+            _log.warning("store.boot_not_noted error=%r", str(error))
 
     def sweep(self) -> None:
         """Remove what a killed process had staged; to be called while nobody stages anything."""

@@ -1,5 +1,6 @@
 """The block store: layers appear whole, presence is trusted only as far as it can be."""
 
+import errno
 import hashlib
 import os
 import threading
@@ -222,3 +223,27 @@ def test_write_all_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pyte
     with open(tmp_path / "file", "w+b") as file:
         write_all(file.fileno(), b"x" * 30, 5)
     assert (tmp_path / "file").read_bytes() == b"\0" * 5 + b"x" * 30
+
+
+def test_a_full_disk_does_not_keep_the_daemon_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The boot cannot be noted, so the next start trusts nothing either."""
+    store = BlockStore(tmp_path)
+    store.recover("boot-1")
+    directory = _publish(store, absent=[])
+
+    def full(path: Path, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        store.recover("boot-1")
+        assert "store.boot_not_noted" not in caplog.text
+        store.recover("boot-2")
+    assert "store.boot_not_noted" in caplog.text
+    caplog.clear()
+    store.recover("boot-2")
+    files = LayerFiles(directory)
+    assert files.blocks_present() == 0
+    files.close()

@@ -4,9 +4,9 @@ import signal
 import subprocess
 from pathlib import Path
 
+from scripts.rig.servicemanager import Manager
 from tests.snapshotter.daemon import BOOTSEER, Daemon
 from tests.snapshotter.rangeserver import RangeServer
-from scripts.rig.servicemanager import Manager
 
 __all__ = ["Managed"]
 

@@ -75,7 +75,8 @@ def test_a_sound_store_is_left_alone(path: Path) -> None:
     rows = _fill(path, copy=True)
     assert salvage.damage(path) == ""
     assert _rows(path) == rows
-    assert sorted(it.name for it in path.parent.iterdir()) == ["metadata.db", "metadata.db.copy"]
+    names = ["metadata.db", "metadata.db.copy", "metadata.db.reserve"]
+    assert sorted(it.name for it in path.parent.iterdir()) == names
 
 
 @pytest.mark.parametrize("page", range(12))

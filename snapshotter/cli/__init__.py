@@ -11,7 +11,7 @@ know is one line on stderr; a traceback is a bug of ours.
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from snapshotter.cli.parser import Parser
 from snapshotter.errors import SnapshotterError, UserError
@@ -46,9 +46,10 @@ def _parser(argv: Sequence[str]) -> Parser:
     others take 0.2 s to load."""
     if argv[:1] == ["serve"]:
         from snapshotter.cli import serve
+        from snapshotter.cli.tree import Commands
 
         parser = Parser(prog="bootseer")
-        serve.add(parser.add_subparsers(metavar="COMMAND", required=True))
+        serve.add(cast(Commands, parser.add_subparsers(metavar="COMMAND", required=True)))
         return parser
     from snapshotter.cli.arguments import build_parser
 

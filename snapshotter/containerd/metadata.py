@@ -22,6 +22,7 @@ from pathlib import Path
 
 from snapshotter.containerd import salvage
 from snapshotter.containerd.model import Kind, LazyLayer, Snapshot, Usage
+from snapshotter.containerd.reserve import Reserve
 from snapshotter.errors import AlreadyExists, NotFound, UserError
 from snapshotter.model import Digest, LayerRef
 
@@ -191,18 +192,28 @@ class Metadata:
         self._pool_lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
+        self._reserve = Reserve(path.with_name(f"{path.name}.reserve"))
         try:
-            reason = salvage.damage(path)
-            if reason:
-                salvage.rebuild(path, reason, _make_schema, known_ids, lose)
-            with self.write() as change:
-                _prepare_schema(change._connection, path)
+            try:
+                self._open(known_ids, lose)
+            except (sqlite3.OperationalError, OSError):  # the disk is full, it may be
+                if not self._reserve.give_up():
+                    raise
+                self._open(known_ids, lose)
         except (sqlite3.Error, OSError) as error:
             self.close()
             raise UserError(f"{path}: cannot be used as snapshot store: {error}") from error
         except UserError:
             self.close()
             raise
+        self._reserve.take()
+
+    def _open(self, known_ids: Set[int], lose: Callable[[Set[int]], None]) -> None:
+        reason = salvage.damage(self._path)
+        if reason:
+            salvage.rebuild(self._path, reason, _make_schema, known_ids, lose)
+        with self.write() as change:
+            _prepare_schema(change._connection, self._path)
 
     @contextmanager
     def read(self) -> Iterator[View]:
@@ -242,6 +253,7 @@ class Metadata:
                 _log.warning("snapshots.not_copied file=%s error=%r", self._path, str(error))
             self._is_refused = True
             return
+        self._reserve.take()
         self._copied, self._is_refused = changes, False
 
     def close(self) -> None:

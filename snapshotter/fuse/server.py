@@ -221,6 +221,7 @@ class BlockServer:
         for gone in nodes:
             if gone in self._layers:
                 self._layers.pop(gone).close()
+            self._notes.forget(gone)
 
     # -- replies to rare requests: (node, slot) -> body --------------------------------------------------------------
 

@@ -115,6 +115,12 @@ class Notes:
             self._slots[slot] = FAILED
             self._drop(slot)
 
+    def forget(self, node: int) -> None:
+        """A private file is not in use any more: close the log of its slot if the service has. Never raises."""
+        slot = node & 0xFF
+        if slot in self._open and self._slots[slot] in (CLOSED, FAILED):
+            self._drop(slot)
+
     def _reopened(self, slot: int, number: int) -> tuple[int, int]:
         self._drop(slot)
         log = os.open(_path(self._directory, slot), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

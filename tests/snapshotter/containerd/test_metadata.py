@@ -1,6 +1,8 @@
 """The snapshot store."""
 
+import os
 import sqlite3
+import subprocess
 import threading
 from pathlib import Path
 
@@ -160,3 +162,30 @@ def test_a_store_that_cannot_be_opened_is_refused(path: Path) -> None:
     path.mkdir()
     with pytest.raises(UserError, match="cannot be used"):
         Metadata(path)
+
+
+@pytest.mark.system
+def test_a_store_can_be_opened_while_the_disk_is_full(tmp_path: Path) -> None:
+    """A daemon that is restarted then has to serve, or it could not make room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
+    try:
+        store = Metadata(disk / "metadata.db")
+        with store.write() as change:
+            base = change.insert("base", None, Kind.COMMITTED, {})
+        store.close()
+        with (disk / "ballast").open("wb") as ballast, pytest.raises(OSError, match="No space left"):
+            for at in range(0, 4 << 20, 4096):
+                os.posix_fallocate(ballast.fileno(), at, 4096)
+        store = Metadata(disk / "metadata.db")
+        with store.read() as view:
+            assert view.all() == [base]
+        (disk / "ballast").unlink()
+        with store.write() as change:
+            change.insert("top", base, Kind.ACTIVE, {})
+        store.copy()
+        store.close()
+        assert (disk / "metadata.db.reserve").exists()
+    finally:
+        subprocess.run(["umount", disk], check=True)

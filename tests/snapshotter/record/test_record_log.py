@@ -184,3 +184,16 @@ def test_the_space_of_a_deleted_log_is_free_at_once(logs: Logs, notes: Notes, di
     logs.delete(7)
     assert os.fstat(kept).st_size == 0
     os.close(kept)
+
+
+def test_the_log_of_a_recording_that_is_over_is_not_held_open(logs: Logs, notes: Notes) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    logs.open(7)
+    notes.note(NODE, 0, 1)
+    notes.forget(NODE)
+    assert len(os.listdir("/proc/self/fd")) == before + 1, "another file of the slot is in use"
+    logs.stop(7)
+    notes.forget(node_id(NAME, 8))
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    notes.forget(NODE)
+    assert len(os.listdir("/proc/self/fd")) == before

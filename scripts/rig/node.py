@@ -16,6 +16,7 @@ from scripts.rig.namespace import Ends, Namespace, mount_namespace
 from scripts.rig.peer import Peer
 from scripts.rig.process import end, kill_tree, marked, run, spawn, tail, wait_for_socket
 from scripts.rig.registry import ADDRESS
+from scripts.rig.servicemanager import Manager
 from scripts.rig.workspace import Workspace, mounts_below
 
 __all__ = ["BOOTSEER", "SNAPSHOTTER", "Node"]
@@ -61,7 +62,8 @@ _TOOLS = ("containerd", "containerd-shim-runc-v2", "runc", "ctr", "ctr-remote", 
 
 class Node:
     """A cold node named `name`; with `daemon`, a pair (index URL, registry address), our snapshotter is on it, with
-    `toml` as further sections of its configuration; with `peer`, that snapshotter of others."""
+    `toml` as further sections of its configuration; with `peer`, that snapshotter of others. With `disk_mib` the
+    daemon's root is a disk of that size, and a service manager (`manager`) runs it and keeps its descriptors."""
 
     def __init__(
         self,
@@ -71,18 +73,22 @@ class Node:
         daemon: tuple[str, str] | None = None,
         toml: str = "",
         peer: Peer | None = None,
+        disk_mib: int = 0,
     ) -> None:
+        self.manager: Manager | None = None
         self.left_mounted: list[str] = []
         self._workspace = workspace
         self._directory = workspace.directory(f"nodes/{name}")
         self._containerd_socket = self._directory / "containerd.sock"
+        self._containerd_config = self._directory / "containerd.toml"
         self._config = self._directory / "bootseer.toml"
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._namespace: Namespace | None = mount_namespace(link.near, workspace.env)
         try:
             _drop_caches()
             if daemon is not None:
-                self._start_daemon(*daemon, toml)
+                self._configure_daemon(*daemon, toml)
+                self._start_daemon(disk_mib)
             if peer is not None:
                 self._start_peer(peer)
             proxies = {SNAPSHOTTER: self.daemon_socket} if daemon is not None else {}
@@ -109,7 +115,7 @@ class Node:
     @property
     def daemon_socket(self) -> Path:
         """Where our daemon serves containerd's API."""
-        return self._directory / "run" / "bootseer.sock"
+        return self.run_directory / "bootseer.sock"
 
     @property
     def daemon_root(self) -> Path:
@@ -120,6 +126,17 @@ class Node:
     def daemon_log(self) -> Path:
         """What our daemon has written."""
         return self._directory / "bootseer.log"
+
+    @property
+    def run_directory(self) -> Path:
+        """Where our daemon's sockets are."""
+        return self._directory / "run"
+
+    @property
+    def pid(self) -> int:
+        """A process in the node's namespaces."""
+        assert self._namespace is not None
+        return self._namespace.pid
 
     def logs(self) -> str:
         """The ends of the node's logs, for error messages."""
@@ -138,25 +155,47 @@ class Node:
             return
         namespace, self._namespace = self._namespace, None
         try:
-            self._end_containers()
+            self.end_containers()
             while self._processes:
                 name, process = self._processes.pop()
                 end(process, grace_s=10)
                 if name == "bootseer":
                     self._unmount_layers(namespace)
+            if self.manager is not None:
+                self.manager.__exit__()
+                self._unmount_layers(namespace)
+                run(namespace.command(["umount", str(self.daemon_root)]), self._workspace.env, "taking the disk away")
             self.left_mounted = mounts_below(self._directory, namespace.pid)
         finally:
             namespace.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _start_daemon(self, index_url: str, registry: str, toml: str) -> None:
-        root, run_directory = self.daemon_root, self._directory / "run"
+    def _configure_daemon(self, index_url: str, registry: str, toml: str) -> None:
+        root, run_directory = self.daemon_root, self.run_directory
         root.mkdir()
         run_directory.mkdir()
         socket = self._containerd_socket
         text = _DAEMON.format(root=root, run=run_directory, index=index_url, registry=registry, containerd=socket)
         self._config.write_text(f"{text}\n{toml}")
-        self._start("bootseer", [BOOTSEER, "serve", "--config", self._config], self.daemon_socket)
+
+    def _start_daemon(self, disk_mib: int) -> None:
+        argv = [BOOTSEER, "serve", "--config", self._config]
+        if not disk_mib:
+            self._start("bootseer", argv, self.daemon_socket)
+            return
+        disk = ["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m", "tmpfs", self.daemon_root]
+        run(self.command(disk), self._workspace.env, "making a small disk")
+        self.manager = Manager(self.command(argv), self.daemon_log, self._workspace.env)
+        self.manager.__enter__()
+        self.manager.until("READY=1")
+
+    def restart_containerd(self, number: int) -> None:
+        """End containerd by this signal and start it again; containers live on. It ends with the calling thread."""
+        at = next(at for at, (name, _) in enumerate(self._processes) if name == "containerd")
+        _, process = self._processes.pop(at)
+        process.send_signal(number)
+        process.wait(30)
+        self._start("containerd", ["containerd", "--config", self._containerd_config], self._containerd_socket)
 
     def _start_peer(self, peer: Peer) -> None:
         config, root, socket = (self._directory / f"peer{end}" for end in (".toml", "", ".sock"))
@@ -165,18 +204,17 @@ class Node:
         self._start("peer", peer.serve(socket, root, config), socket)
 
     def _start_containerd(self, proxies: Mapping[str, Path]) -> None:
-        config = self._directory / "containerd.toml"
         root, state = self._directory / "containerd", self._directory / "state"
         text = _CONTAINERD.format(root=root, state=state, socket=self._containerd_socket)
         text += "".join(_PROXY.format(name=name, socket=socket) for name, socket in proxies.items())
-        config.write_text(text)
-        self._start("containerd", ["containerd", "--config", config], self._containerd_socket)
+        self._containerd_config.write_text(text)
+        self._start("containerd", ["containerd", "--config", self._containerd_config], self._containerd_socket)
         # The first call waits until all plugins serve, and has the client in memory, as on a node in use.
         run(self.ctr("version"), self._workspace.env, "asking containerd for its version")
 
     def _start(self, name: str, argv: Sequence[str | Path], socket: Path) -> None:
         log = self._directory / f"{name}.log"
-        with log.open("wb") as out:
+        with log.open("ab") as out:
             process = spawn(self.command(argv), self._workspace.env, stdout=out, stderr=out)
         self._processes.append((name, process))
         try:
@@ -184,8 +222,9 @@ class Node:
         except RigError as error:
             raise RigError(f"{error}\n{tail(log)}") from None
 
-    def _end_containers(self) -> None:
-        """Kill the shims with their containers: a measured container that still runs is of no more use."""
+    def end_containers(self) -> None:
+        """Kill the shims with their containers, also those that a killed containerd has lost sight of, and take away
+        the mounts that they leave."""
         for pid in marked(str(self._workspace.root)):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -193,6 +232,9 @@ class Node:
                 continue
             if b"containerd-shim" in words[0] and str(self._containerd_socket).encode() in words:
                 kill_tree(pid)
+        if self._namespace is not None:
+            for point in mounts_below(self._directory / "state", self._namespace.pid):
+                run(self.command(["umount", "--lazy", point]), self._workspace.env, "unmounting a container")
 
     def _unmount_layers(self, namespace: Namespace) -> None:
         argv = namespace.command([str(BOOTSEER), "unmount", "--config", str(self._config)])

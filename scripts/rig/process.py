@@ -31,6 +31,7 @@ def spawn(
     stdin: File = subprocess.DEVNULL,
     stdout: File = subprocess.DEVNULL,
     stderr: File = subprocess.DEVNULL,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process that cannot outlive the calling thread; the caller ends it with `end`."""
     return subprocess.Popen(
@@ -39,6 +40,7 @@ def spawn(
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
+        pass_fds=pass_fds,
         start_new_session=True,
     )
 

@@ -6,9 +6,11 @@ answers its read, and would keep out the very daemon that is to answer it. A con
 all workers end, and start again with a new one.
 """
 
+import ctypes
 import logging
 import os
 import resource
+import signal
 import time
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +30,7 @@ __all__ = ["check", "run"]
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
+_PR_SET_PDEATHSIG = 1
 _LATE = ("channel", "interceptor", "server", "simple_stubs")
 """What of gRPC is imported only when it is used."""
 
@@ -75,6 +78,8 @@ def check(config: Config) -> None:
     """Whether this code could be the daemon of this configuration, after the one that started it: UserError if not.
     Loads all that a daemon loads, and changes nothing."""
     before = Handover.received(os.environ)
+    if before.workers:  # with its descriptors we hold its locks, too: not for longer than it lives
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for option, path, file in _locked(config):
         require_same(path, file, option, before.descriptors)
     if before.workers and Resources.taken_from(before.descriptors) is None:

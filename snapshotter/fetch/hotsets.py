@@ -1,7 +1,8 @@
 """Which images' hot blocks are being prefetched.
 
 At its pull an image's `default` is prefetched: nobody knows yet what will run. When a container is created its workload
-is known, and has a prefetch of its own (`promote`): while that one streams, that of `default` stands back.
+is known, and has a prefetch of its own (`promote`): while that one streams, that of `default` stands back. Where what
+`default` brings has all of the workload's blocks, these are brought first, and nothing is fetched twice.
 """
 
 import logging
@@ -9,9 +10,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from blockindex.hotset import DEFAULT_WORKLOAD, image_key
+from blockindex.hotset import DEFAULT_WORKLOAD, HotSet, image_key
 from snapshotter.model import Digest
 from snapshotter.registry.hotfile import HotFile
 
@@ -85,7 +87,8 @@ class Prefetches:
                 return "none" if known.is_carried else _STATES[known.state]
             host = self._host_of(image)
             finder = finder or self._finder
-            prefetch = Prefetch(image, layers, host, finder, self._layer_of, self._streams, workload, self._take_turns)
+            turns, covered = self._take_turns, partial(self._brought_by_default, key)
+            prefetch = Prefetch(image, layers, host, finder, self._layer_of, self._streams, workload, turns, covered)
             self._known.pop((key, workload), None)
             self._known[(key, workload)] = prefetch
             for old in list(self._known)[:-_REMEMBERED]:
@@ -94,6 +97,12 @@ class Prefetches:
         prefetch.start()
         self._take_turns(key)
         return _STATES[State.LOOKING]
+
+    def _brought_by_default(self, key: str, hotset: HotSet) -> bool:
+        """Whether `default` brings this set of the image too, as where the image has one workload only."""
+        with self._lock:
+            default = self._known.get((key, DEFAULT_WORKLOAD))
+        return default is not None and hotset.workload != DEFAULT_WORKLOAD and default.brings(hotset)
 
     def _take_turns(self, key: str) -> None:
         """A prefetch of the image has found its set, has ended or is new: `default` stands back for the others."""

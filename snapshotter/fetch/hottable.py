@@ -6,9 +6,10 @@ order: layer numbers are those of the image whose key it has. Knows nothing of f
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blockindex.hotset import HotSet
+from blockindex.hotset import HotExtent, HotSet
 from snapshotter.blockstore import LayerRecord
 
 __all__ = ["HotTable"]
@@ -56,6 +57,19 @@ class HotTable:
         found = self._rows.get(layer)
         place = bisect_right(found.starts, block) - 1 if found is not None else -1
         return found.rows[place] if found is not None and place >= 0 and block < found.ends[place] else None
+
+    def rows_with(self, extents: Iterable[HotExtent]) -> set[int] | None:
+        """The rows that hold these blocks of the same layers; None when one is in no row."""
+        rows = set()
+        for extent in extents:
+            block = extent.start
+            while block < extent.end:
+                row = self.row_of(extent.layer, block)
+                if row is None:
+                    return None
+                rows.add(row)
+                block = self.hotset.extents[row].end
+        return rows
 
     def blocks_of(self, layer: int) -> list[tuple[int, int]]:
         """The layer's extents in the set's order, blocks `[start, end)`."""

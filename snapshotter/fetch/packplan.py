@@ -111,6 +111,16 @@ class PackPlan:
                     self._left -= 1
             self._queue = deque(part for segment in self._queue for part in self._wanted_of(segment))
 
+    def bring_first(self, numbers: Container[int]) -> bool:
+        """Ask for these frames before the others; False, and nothing is changed, when one of them was given up."""
+        with self._lock:
+            if any(state == _DROPPED and number in numbers for number, state in enumerate(self._states)):
+                return False
+            self._queue = deque(
+                sorted(self._queue, key=lambda segment: not any(it in numbers for it in self._frames_of(segment)))
+            )
+            return True
+
     def _wanted_of(self, segment: Segment) -> list[Segment]:
         """What of a queued segment is still wanted."""
         parts: list[Segment] = []

@@ -101,10 +101,11 @@ class Prefetch:
         streams: int,
         workload: str = DEFAULT_WORKLOAD,
         changed: Callable[[str], None] = lambda key: None,
+        covered: Callable[[HotSet], bool] = lambda hotset: False,
     ) -> None:
         """`image`: the reference by which it is pulled. `layer_of` gives a layer that is in the store, None for one
         that is not (yet); `streams` bounds requests at once; `changed(key)` is called when a set has been found, and at
-        the end."""
+        the end; `covered(hotset)` tells whether another prefetch brings all of a set that was found."""
         self.key = image_key(layers)
         self.workload = workload
         self._image = image
@@ -133,6 +134,7 @@ class Prefetch:
         self._orders: list[tuple[LayerFetch, HotOrder]] = []  # those that have been asked for
         self._flights = 0
         self._changed = changed
+        self._covered = covered
         self._stands_back = False
         self.requests = 0
         self.bytes = 0
@@ -253,7 +255,7 @@ class Prefetch:
         if pack.hotset.image_key != self.key:
             raise Corrupt("image_key", f"{file.where} is of another image")
         self._where, self._doubt = file.where, file.doubt
-        if not self._take_set(pack.hotset):
+        if not self._take_set(pack.hotset) or self._covered(pack.hotset):
             self._end(State.OVER)
             return None
         if file.doubt or pack.codec is Codec.NONE or (self._table is not None and self._table.is_whole):
@@ -553,6 +555,14 @@ class Prefetch:
         for _ in range(self._streams):
             self._host.submit(Lane.HOT, self._guarded(self._work))
         self._check_over()
+
+    def brings(self, hotset: HotSet) -> bool:
+        """Whether every block of this set of the image is there or on its way by this prefetch: it comes first then."""
+        plan, table = self._plan, self._table
+        if self.state is not State.STREAMING or plan is None or table is None or table.hotset.layers != hotset.layers:
+            return False
+        rows = table.rows_with(hotset.extents)
+        return rows is not None and plan.bring_first({self._frame_of(plan.pack, row) for row in rows})
 
     # -- promises ----------------------------------------------------------------------------------------------------
 

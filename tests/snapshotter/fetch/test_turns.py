@@ -89,6 +89,25 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     assert all(blob.open == 0 for blob in made.packs.values())
 
 
+def test_what_default_brings_is_not_brought_twice(site: Site) -> None:
+    """As where an image has one workload: of its own set only the head is needed; its blocks come first."""
+    own = [(1, 40, 56), (0, 120, 128)]
+    default, train = site.publish("default", [*DEFAULT, (0, 64, 100), *own]), site.publish("train", own)
+    first = default.hold(36 << 10)
+    site.prefetches.begin(IMAGE, site.bench.digests)
+    first.await_stream()
+    site.prefetches.promote(IMAGE, site.bench.digests, "train")
+    site.bench.until(lambda: site.states().get("train") == "over")
+    first.release()
+    site.until_over()
+    assert site.present(DEFAULT) and site.present(own)
+    assert [start for workload, start in site.asked if workload == "train"] == [0]
+    starts = [start for workload, start in site.asked if workload == "default"]
+    assert starts[1] != min(starts[1:]), "the segment with the workload's blocks comes before those that lie in front"
+    assert site.prefetches.promote(IMAGE, site.bench.digests, "train") == "found"
+    assert train.open == 0
+
+
 def test_what_default_had_queued_comes_after_the_workloads_own(site: Site) -> None:
     default, train = site.publish("default", DEFAULT), site.publish("train", TRAIN)
     first, own = default.hold(36 << 10), train.hold(100 << 10)
@@ -114,7 +133,8 @@ def test_what_default_had_queued_comes_after_the_workloads_own(site: Site) -> No
 
 @pytest.mark.parametrize("rest", [[], [(0, 40, 56)]])
 def test_what_the_workloads_own_brought_does_not_come_again(site: Site, rest: list[tuple[int, int, int]]) -> None:
-    default, train = site.publish("default", [(0, 0, 24), *TRAIN, *rest]), site.publish("train", TRAIN)
+    more = (1, 104, 106)  # that default has not: else it would bring all itself
+    default, train = site.publish("default", [(0, 0, 24), *TRAIN, *rest]), site.publish("train", [*TRAIN, more])
     first = default.hold(36 << 10)
     site.prefetches.begin(IMAGE, site.bench.digests)
     first.await_stream()
@@ -122,7 +142,7 @@ def test_what_the_workloads_own_brought_does_not_come_again(site: Site, rest: li
     site.bench.until(lambda: site.states()["train"] == "streaming")
     first.release()
     site.until_over()
-    assert site.present([(0, 0, 24), *TRAIN, *rest])
+    assert site.present([(0, 0, 24), *TRAIN, more, *rest])
     came = sum(end - start for start, end in site.bench.once(default))
     hot = sum(end - start for _, start, end in TRAIN) * 4096
     assert default.size() - hot - (64 << 10) < came < default.size() - hot + (64 << 10), "but for frames of both"

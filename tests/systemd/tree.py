@@ -1,8 +1,8 @@
 """A Debian with systemd and Python, by debootstrap, from the machine's own package sources. It is built at its first
 use, takes a minute or two, and stays under /var/cache/bootseer; nothing ever writes to it again.
 
-BOOTSEER_RELEASE in the environment names the release: bookworm, the default, has systemd 252, which closes the descriptors
-of a stopped service; trixie has 257, which keeps them.
+BOOTSEER_RELEASE in the environment names the release: bookworm, the default, has systemd 252, which closes the
+descriptors of a stopped service; trixie has 257, which keeps them.
 """
 
 import fcntl

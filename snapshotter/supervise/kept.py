@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -138,18 +139,26 @@ class Handover:
 
 def lock(directory: Path, file: str, option: str, kept: Mapping[str, int]) -> int:
     """Lock `<directory>/<file>` for this daemon: its descriptor, which may be one of the `kept` (by the name `option`).
-    UserError when another daemon holds it, or when the kept one is of another directory."""
+    UserError when another daemon holds it, or when the kept one is of another directory. A command that works on the
+    store while no daemon runs holds it for a moment: that is waited for, since readers wait for us."""
     if option in kept:
         require_same(directory, file, option, kept)
         return kept[option]
     fd = os.open(directory / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    give_up = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() < give_up:
+                time.sleep(0.02)
+                continue
         os.close(fd)
-        message = f"another daemon runs with {directory}: stop it, or give this one its own `{option}`"
-        raise UserError(message) from None
-    return fd
+        raise UserError(f"another daemon runs with {directory}: stop it, or give this one its own `{option}`")
+
+
+_LOCK_S = 1.0
 
 
 def require_same(directory: Path, file: str, option: str, kept: Mapping[str, int]) -> None:

@@ -353,3 +353,20 @@ def test_no_secret_in_logs_errors_or_reprs(
     for secret in (PASSWORD, IDENTITY, "t0ken-secret", encoded, hashlib.sha256(PASSWORD.encode()).hexdigest()):
         assert secret not in text
     assert "Bearer" not in repr(Token("Bearer x", 1.0, "y"))
+
+
+def test_a_day_of_tokens_that_expire() -> None:
+    """24 h in steps of 100 s, tokens of 300 s: each is renewed before its end, by one request, and nothing grows."""
+    gate = TokenGate()
+    with RangeServer(PATHS, gate) as server, registry(CONFIG) as client:
+        gate.realm = f"{server.url}/token"
+        clock = [0.0]
+        client._auth._clock = lambda: clock[0]
+        for at in range(0, 86400, 100):
+            clock[0] = float(at)
+            client.resolve(f"{server.host}/app:1")
+        asked = [request for request in server.requests if "/manifests/" in request.path]
+        assert len(asked) == 864 + 1, "one challenge, at the very first"
+        assert gate.issued == 864 // 3, "each is used three times: at 0, 100, and 200 s"
+        assert len(client._auth._grants) == 1 and not client._auth._flights
+        assert server.connections <= 2

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.rig.chaos.containers import Client, Container
+from scripts.rig.chaos.containers import Client, Container, told
 from scripts.rig.chaos.images import ChaosImage
 from scripts.rig.errors import RigError
 
@@ -45,7 +45,7 @@ class ColdLayers:
             try:
                 self._turn(number, reference, image)
             except RigError as error:  # a client's call that failed: it comes again
-                self._client.record.note(f"{self._name}: {str(error).splitlines()[-1][-300:]}")
+                self._client.record.note(f"{self._name}: {told(error)}")
                 self._stop.wait(0.2)
 
     def _turn(self, number: int, reference: str, image: ChaosImage) -> None:

@@ -3,12 +3,10 @@
 A run is: pull a steady image and read it without end, from containers and straight from its mounts; pull cold images
 again and again; disturb all that for `--seconds`; then stop disturbing, see that every reader goes on, take everything
 away, and look for what is left. The order of disturbances follows from the seed; what they meet does not, for that is a
-matter of microseconds. With a failure the logs are kept, and the last line says where.
+matter of microseconds. With a failure the logs are kept, and a line says where. `--load` is another run: see `load`.
 """
 
 import argparse
-import dataclasses
-import json
 import os
 import random
 import shutil
@@ -16,16 +14,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from scripts.rig.chaos.coldlayers import ColdLayers
 from scripts.rig.chaos.containers import Container
 from scripts.rig.chaos.disturbers import Disturber, all_of
 from scripts.rig.chaos.leaks import Census, census, left_over
+from scripts.rig.chaos.load import Loaded, put_load
 from scripts.rig.chaos.readers import LayerReaders
-from scripts.rig.chaos.record import Record
+from scripts.rig.chaos.record import Counts, Record
 from scripts.rig.chaos.site import Site
 from scripts.rig.errors import RigError
 from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
@@ -124,7 +123,7 @@ class Run:
         manager = self._site.node.manager
         assert manager is not None
         if manager.process.poll() is not None:
-            self._record.io_error(f"the daemon ended by itself, with code {manager.process.returncode}")
+            self._record.note(f"the daemon ended by itself, with code {manager.process.returncode}; started again")
             manager.start()
 
     def _tell(self) -> None:
@@ -158,6 +157,7 @@ class Run:
         for image in self._site.images.values():
             reference = self._site.reference(image)
             client.insist(f"removing {image.name}", lambda reference=reference: client.remove_image(reference))  # type: ignore[misc]
+        client.insist("removing leases", client.remove_leases)
         client.insist("gc", lambda: client.bootseer("gc"))
         for what in left_over(before, look, 30.0):
             self._record.leak(what)
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             try:
-                record = _run(options, stack)
+                result = _load(options, stack) if options.load else _disturbed(options, stack)
             finally:
                 disarm()
     except Interrupted as interrupted:
@@ -182,29 +182,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RigError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 1
-    text = json.dumps(dataclasses.asdict(record.counts))
+    text = result.text()
     if options.json is not None:
         options.json.write_text(f"{text}\n")
     print(text)
-    return 0 if record.counts.clean else 1
+    return 0 if result.clean else 1
 
 
-def _run(options: argparse.Namespace, stack: ExitStack) -> Record:
+def _disturbed(options: argparse.Namespace, stack: ExitStack) -> Counts:
     progress, source = Progress(), random.Random(options.seed)
-    site: list[Site] = []
+    site = Site(stack, _SIZES, _WITHOUT_INDEX, source, _record, progress)
+    with _kept(site, options):
+        Run(site, source, progress)(options.seconds)
+    return site.record.counts
+
+
+def _load(options: argparse.Namespace, stack: ExitStack) -> Loaded:
+    progress = Progress()
+    sizes = {f"load-{number}": (_MB,) for number in range(options.images)}
+    site = Site(stack, sizes, (), random.Random(options.seed), _record, progress)
+    with _kept(site, options):
+        return put_load(site, options.containers, options.cycles, progress)
+
+
+@contextmanager
+def _kept(site: Site, options: argparse.Namespace) -> Iterator[None]:
+    """The logs stay if the block fails or found anything, and say so."""
     try:
-        site.append(Site(stack, _SIZES, _WITHOUT_INDEX, source, _record, progress))
-        Run(site[0], source, progress)(options.seconds)
+        yield
     except BaseException as error:
-        if site and not isinstance(error, Interrupted):
-            _keep(site[0], options.seed)
+        if not isinstance(error, Interrupted):
+            _keep(site, options.seed)
         raise
-    record = site[0].record
-    for problem in record.problems:
+    for problem in site.record.problems:
         print(f"chaos: {problem}", file=sys.stderr)
-    if not record.counts.clean or options.keep:
-        _keep(site[0], options.seed)
-    return record
+    if site.record.problems or options.keep:
+        _keep(site, options.seed)
 
 
 def _record(directory: Path) -> Record:
@@ -229,10 +242,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of contents and order of disturbances (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to FILE")
     parser.add_argument("--keep", action="store_true", help="keep the logs even if all went well")
+    parser.add_argument("--load", action="store_true", help="instead: many containers at once, one layer very often")
+    parser.add_argument("--images", type=_count, default=10, metavar="N", help="with --load: images (10)")
+    parser.add_argument("--containers", type=_count, default=5, metavar="N", help="with --load: of each image (5)")
+    parser.add_argument("--cycles", type=_count, default=1000, metavar="N", help="with --load: of one layer (1000)")
     options = parser.parse_args(argv)
     if options.json is not None and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: no directory {options.json.absolute().parent}")
     return options
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
 
 
 def _positive(text: str) -> float:

@@ -17,7 +17,7 @@ from scripts.rig.node import SNAPSHOTTER, Node
 from scripts.rig.process import run
 from scripts.rig.workspace import Workspace
 
-__all__ = ["Client", "Container"]
+__all__ = ["Client", "Container", "told"]
 
 _SUM = re.compile(r"sum ([0-9a-f]{64}) (\S+)")
 _READ = """\
@@ -56,7 +56,7 @@ class Client:
                 call()
                 return True
             except RigError as error:
-                self.record.note(f"{what}: not yet: {_last_line(str(error))}")
+                self.record.note(f"{what}: not yet: {told(error)}")
             if time.monotonic() > give_up:
                 return False
             time.sleep(0.2)
@@ -64,6 +64,11 @@ class Client:
     def pull(self, reference: str) -> None:
         """Pull lazily."""
         self.ctr("images", "rpull", "--plain-http", "--snapshotter", SNAPSHOTTER, reference, tool="ctr-remote")
+
+    def remove_leases(self) -> None:
+        """Those of clients that containerd's end has cut off: they hold what they had pulled for a day."""
+        for lease in self.ctr("leases", "ls", "-q").split():
+            self.ctr("leases", "rm", "--sync", lease)
 
     def tasks(self) -> dict[str, str]:
         """State of each container's task."""
@@ -155,5 +160,8 @@ class Container:
         return f"<Container {self.name} {self.right} files right>"
 
 
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1][-300:] if text.strip() else text
+def told(error: RigError) -> str:
+    """What the client said was wrong, in one line: progress may follow it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith(("ctr:", "ctr-remote:", "bootseer:", "time="))]
+    return (said or lines)[-1][-300:]

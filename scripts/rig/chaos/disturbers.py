@@ -51,7 +51,7 @@ class KillWorkers(_Once):
     node: Node
     record: Record
     name: str = "kill"
-    every_s: float = 1.5
+    every_s: float = 2.0
 
     def act(self, source: random.Random) -> str:
         count = source.choice((1, 1, 1, 2, 3))
@@ -86,7 +86,7 @@ class Restart(_Once):
     node: Node
     record: Record
     name: str = "restart"
-    every_s: float = 9.0
+    every_s: float = 15.0
 
     def act(self, source: random.Random) -> str:
         number = source.choice((signal.SIGKILL, signal.SIGTERM))
@@ -102,7 +102,7 @@ class Upgrade(_Once):
 
     node: Node
     name: str = "upgrade"
-    every_s: float = 7.0
+    every_s: float = 10.0
 
     def act(self, source: random.Random) -> str:
         manager = self.node.manager
@@ -121,7 +121,7 @@ class RestartContainerd(_Once):
 
     node: Node
     name: str = "containerd"
-    every_s: float = 15.0
+    every_s: float = 25.0
 
     def act(self, source: random.Random) -> str:
         number = source.choice((signal.SIGKILL, signal.SIGTERM))

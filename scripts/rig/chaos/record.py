@@ -4,9 +4,10 @@ Used by several threads. Every line has the seconds since the beginning, so that
 whose times are absolute: the first line has the time of day.
 """
 
+import json
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 __all__ = ["Counts", "Record"]
@@ -29,6 +30,10 @@ class Counts:
     def clean(self) -> bool:
         """Whether nothing reached a container, and nothing is left."""
         return not (self.io_errors or self.mismatches or self.leaks)
+
+    def text(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(asdict(self))
 
 
 @dataclass(slots=True)

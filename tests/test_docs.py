@@ -127,6 +127,11 @@ ELSEWHERE = {
     "sudo bootseer alarm ls": ("tests/snapshotter/test_cli_trust.py", '["alarm", "ls", '),
     "sudo bootseer alarm clear": ("tests/snapshotter/test_daemon_latecheck.py", '"alarm", "clear"'),
     "sudo ./scripts/demo": ("tests/scripts/test_demo.py", '"-m", "scripts.rig.demo"'),
+    "sudo ./scripts/chaos --seconds 120 --seed 1 --json chaos.json": (
+        "tests/scripts/chaos/test_command.py",
+        '"-m", "scripts.rig.chaos.command"',
+    ),
+    "sudo ./scripts/chaos --load --json load.json": ("tests/scripts/chaos/test_command.py", '_run("--load"'),
     "sudo ./scripts/test": (".ci/run", "\nif ./scripts/test; then exit 0; fi\n"),
     "sudo ./scripts/bench node --json node.json": (
         "tests/scripts/nodebench/test_command.py",

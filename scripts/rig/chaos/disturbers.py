@@ -21,7 +21,8 @@ from scripts.rig.node import Node
 
 __all__ = ["Disturber", "all_of"]
 
-_WORKERS = ("block", "fetch", "service")
+_CHOICES = (*[("block",), ("fetch",)] * 3, ("service",), ("block", "fetch"), ("fetch", "block", "service"))
+"""The service more rarely: after its end containerd does not connect again for up to 3 s, and nothing new arrives."""
 
 
 class Disturber(Protocol):
@@ -54,8 +55,7 @@ class KillWorkers(_Once):
     every_s: float = 2.0
 
     def act(self, source: random.Random) -> str:
-        count = source.choice((1, 1, 1, 2, 3))
-        killed = [name for name in source.sample(_WORKERS, count) if self._kill(name)]
+        killed = [name for name in source.choice(_CHOICES) if self._kill(name)]
         self.record.counts.kills += len(killed)
         return f"SIGKILL to {', '.join(killed)}" if killed else ""
 

@@ -32,6 +32,7 @@ __all__ = [
     "from_touches",
     "hotset_name",
     "image_key",
+    "includes",
     "merge",
     "without",
 ]
@@ -230,6 +231,16 @@ def without(hotset: HotSet, present: Sequence[bytes | bytearray | memoryview | N
         for match in _ABSENT.finditer(run):
             extents.add(extent.layer, extent.start + match.start(), extent.start + match.end(), extent.time_ms)
     return replace(hotset, extents=tuple(extents))
+
+
+def includes(whole: HotSet, part: HotSet) -> bool:
+    """Whether every block of `part` is in `whole`, a set of the same layers."""
+    if whole.layers != part.layers:
+        return False
+    present = [bytearray(layer.blocks) for layer in whole.layers]
+    for extent in whole.extents:
+        present[extent.layer][extent.start : extent.end] = b"\1" * (extent.end - extent.start)
+    return not without(part, present).extents
 
 
 _ABSENT = re.compile(rb"[^\x01]+", re.DOTALL)

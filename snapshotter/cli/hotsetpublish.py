@@ -2,7 +2,8 @@
 
 Sets come from the node's own directory, or from where --from says. A set without bytes out of the node's directory is
 packed first, from the block store; where its blocks are not here, the extents alone are published: a node then fetches
-them from the layers.
+them from the layers. So are those of a workload whose blocks the pack of `default` holds anyway: what comes by that is
+asked for first, and nothing is stored and fetched twice.
 """
 
 import argparse
@@ -14,7 +15,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from blockindex.hotpack import Codec
+from blockindex.hotpack import Codec, HotPack
+from blockindex.hotset import DEFAULT_WORKLOAD, includes
 from snapshotter.artifacts.made import hot_artifact, read_chunks
 from snapshotter.artifacts.model import Blob
 from snapshotter.artifacts.place import OpenBlob, Place
@@ -70,8 +72,16 @@ def publish(args: argparse.Namespace) -> int:
         chosen = list(_chosen(args, config, source, images))
         with explained(place.name, client, ADVICE):
             place.prepare()
-            for image, found in chosen:
-                item, note = (found, "") if args.sources else _packed(config, found, Path(spool))
+            defaults: dict[str, HotPack] = {}
+            for image, found in sorted(chosen, key=lambda pair: pair[1].pack.hotset.workload != DEFAULT_WORKLOAD):
+                hotset, note, item = found.pack.hotset, "", found
+                default = defaults.get(hotset.image_key)
+                if default is not None and not found.pack.frames and includes(default.hotset, hotset):
+                    note = f"its bytes are in the pack of {DEFAULT_WORKLOAD}"
+                elif not args.sources:
+                    item, note = _packed(config, found, Path(spool))
+                if hotset.workload == DEFAULT_WORKLOAD and item.pack.frames:
+                    defaults[hotset.image_key] = item.pack
                 rows.append(_put(image, item, note, place, key))
     if args.json:
         document = {"image": source.name, "to": place.name, "sets": [asdict(row) for row in rows]}

@@ -18,6 +18,7 @@ from blockindex.hotset import (
     from_touches,
     hotset_name,
     image_key,
+    includes,
     merge,
     without,
 )
@@ -152,6 +153,14 @@ def test_without_what_is_there(it: HotSet, data: st.DataObject) -> None:
     made.validate()
     states = [bytes(10_000) if found is None else found for found in present]
     assert blocks_of(made) == [(layer, block) for layer, block in blocks_of(it) if states[layer][block] != 1]
+
+
+def test_what_a_set_includes() -> None:
+    whole = hotset((100, 50), (0, 10, 20, 0), (1, 0, 5, 1), (0, 20, 30, 2))
+    assert includes(whole, hotset((100, 50), (0, 15, 25, 0), (1, 4, 5, 0)))
+    assert includes(whole, whole) and includes(whole, hotset((100, 50)))
+    assert not includes(whole, hotset((100, 50), (0, 29, 31, 0)))
+    assert not includes(whole, hotset((100, 51), (0, 15, 25, 0))), "other layers"
 
 
 def test_without_a_map_that_is_too_short() -> None:

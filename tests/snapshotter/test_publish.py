@@ -398,6 +398,7 @@ def test_hot_sets_beside_the_image(host: str, layout: Path, key: Path, tmp_path:
         "train": ("published", True),
         "plain": ("published", False),
     }
+    assert [rows[name]["note"] for name in ("train", "plain")] == ["", "its bytes are in the pack of default"]
     for workload, row in rows.items():
         found, blobs = find(where, image, Kind.HOT_SET, workload)
         whole = (files / hotset_name(image.image_key, workload)).read_bytes()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import errors
-from .errors import SnapshotterError, Transient
+from .errors import InvalidArgument, SnapshotterError, Transient
 
 __all__ = ["Handler", "Server", "Unanswered", "call"]
 
@@ -53,6 +53,17 @@ def call(path: Path, op: str, timeout_s: float | None = 10.0, **fields: Any) -> 
         kind = getattr(errors, answer["kind"], SnapshotterError)
         raise kind(answer["error"])
     return answer["ok"]
+
+
+def _request(line: bytes) -> Mapping[str, Any]:
+    """The object that a line holds; InvalidArgument where it is none with an `op`."""
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("a call is one line of JSON") from error
+    if not isinstance(request, dict) or not isinstance(request.get("op"), str):
+        raise InvalidArgument("a call is an object with `op`")
+    return request
 
 
 class Server:
@@ -105,8 +116,11 @@ class Server:
                 line = stream.readline(_MAX_LINE)
                 if not line:  # somebody only looked whether we are there
                     return
-                request = json.loads(line)
-                answer = {"ok": self._handlers[request["op"]](request)}
+                request = _request(line)
+                handler = self._handlers.get(request["op"])
+                if handler is None:
+                    raise InvalidArgument(f"{request['op'][:100]!r} is no call of {self._path.name}")
+                answer = {"ok": handler(request)}
             except SnapshotterError as error:
                 answer = {"error": str(error), "kind": type(error).__name__}
             except Exception as error:  # the border of the process: a bug in one call must not end the others

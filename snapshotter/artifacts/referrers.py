@@ -130,4 +130,4 @@ def _entries(body: bytes) -> list[dict[str, object]]:
     manifests = document.get("manifests") if isinstance(document, dict) else None
     if not isinstance(manifests, list) or len(manifests) > _MAX_ENTRIES:
         raise InvalidArgument("list of referrers: is no image index")
-    return [entry for entry in manifests if isinstance(entry, dict)]
+    return [entry for entry in manifests if isinstance(entry, dict) and isinstance(entry.get("digest"), str)]

@@ -214,6 +214,8 @@ class Metadata:
             salvage.rebuild(self._path, reason, _make_schema, known_ids, lose)
         with self.write() as change:
             _prepare_schema(change._connection, self._path)
+        for suffix in ("", "-wal", "-shm"):  # later ones get the mode of the first
+            Path(f"{self._path}{suffix}").chmod(0o600)  # names of images are nobody's business
 
     @contextmanager
     def read(self) -> Iterator[View]:

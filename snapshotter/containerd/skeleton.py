@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapshotter.errors import InvalidArgument
+
 __all__ = ["build_skeleton"]
 
 _OPAQUE = "trusted.overlay.opaque"
@@ -42,7 +44,13 @@ class _Attributes:
 def build_skeleton(root: Path, layer: Path, implied: Iterable[bytes], lowers: Sequence[Path]) -> bool:
     """Fill the empty directory `root` with the skeleton over `layer` and return True; or leave it alone and return
     False, when none is needed. `implied` are absolute paths within the layer, `lowers` the layers below it, the nearest
-    first. Raises OSError and leaves what it has made then."""
+    first. Raises OSError and leaves what it has made then; InvalidArgument, before anything, for a path that would lead
+    out of the layer: an index is mounted before its metadata are judged, if its writer is trusted."""
+    implied = tuple(implied)
+    for path in implied:
+        names = path.split(b"/")
+        if path != b"/" and (not path.startswith(b"/") or not {b"", b".", b".."}.isdisjoint(names[1:])):
+            raise InvalidArgument(f"implied directory {path[:100]!r}: not a path inside the layer")
     below = _Below(os.fsencode(layer), [os.fsencode(lower) for lower in lowers])
     inherited: dict[bytes, _Attributes] = {}
     for path in implied:

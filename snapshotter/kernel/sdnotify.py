@@ -55,7 +55,7 @@ def stored(environ: MutableMapping[str, str]) -> dict[str, int]:
     """What the manager has given back, by name, close-on-exec; the caller owns it. The variables that say so are taken
     out of `environ`. Of two with one name the first counts, the other is closed."""
     pid, count, names = (environ.pop(name, "") for name in _LISTEN)
-    if pid != str(os.getpid()) or not count.isdigit():
+    if pid != str(os.getpid()) or not (count.isascii() and count.isdigit()):
         return {}
     found: dict[str, int] = {}
     called = names.split(":")

@@ -117,8 +117,10 @@ def _parse(body: bytes, what: str) -> Token:
         text = answer.get("token") or answer.get("access_token")
         refresh = answer.get("refresh_token") or ""
         life_s = float(answer.get("expires_in") or _DEFAULT_LIFE_S)
-    except (ValueError, TypeError, AttributeError) as exc:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise Transient(f"{what}: the token server's answer is not the JSON it should be") from exc
     if not isinstance(text, str) or not text or not text.isprintable():
         raise Transient(f"{what}: the token server's answer holds no token")
+    if not 0 <= life_s < float("inf"):
+        life_s = _DEFAULT_LIFE_S
     return Token(f"Bearer {text}", life_s * (1 - _MARGIN), refresh if isinstance(refresh, str) else "")

@@ -1,25 +1,15 @@
-"""Fuzzing of everything in blockindex that reads bytes of strangers.
+"""Fuzz targets: everything in blockindex that reads bytes of strangers. `tests.fuzzing` runs them.
 
-    python -m tests.blockindex.fuzz TARGET --seconds 3600 [--seed N]
-
-Targets: `tar` (a layer's tar), `layer` (a compressed blob), `index` (an index file), `metadata` (EROFS metadata),
-`hotset` (a hot set or hot pack). For each, whatever the input, within `LIMIT_S` and `LIMIT_BYTES`: BlockIndexError, or
-a result that agrees with itself. Inputs that end in a way not seen before (the lines of the traceback, or the rough
-shape of the result) are mutated further, and kept in tests/blockindex/corpus/TARGET when run by hand; tests replay them
-all. A finding is written to tests/blockindex/findings/ and raised.
+`tar` (a layer's tar), `layer` (a compressed blob), `index` (an index file), `metadata` (EROFS metadata), `hotset` (a
+hot set or hot pack, and its head in pieces). Whatever the input: BlockIndexError, or a result that agrees with itself.
 """
 
-import argparse
 import hashlib
 import io
 import random
-import resource
 import struct
-import time
-import traceback
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -41,25 +31,12 @@ from proto import layerindex_pb2 as pb
 from tests.blockindex.hotsets import hotset, read_blocks
 from tests.blockindex.layers import BLOBS, archive, build, chunks
 from tests.blockindex.test_tar import CASES
+from tests.fuzzing import NUMBERS, Target, blind
 
-__all__ = ["TARGETS", "Fuzzer", "Target"]
+__all__ = ["TARGETS"]
 
 HERE = Path(__file__).parent
-LIMIT_S = 10.0
-LIMIT_BYTES = 600 << 20
-_MAX_INPUT = 1 << 18
 _JUNK = random.Random(0).randbytes(1 << 16)
-_NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 511, 512, 4095, 4096, 4097, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1)
-
-
-@dataclass(frozen=True)
-class Target:
-    """`seeds` makes inputs to begin with, `mutate` repairs or restructures what the blind mutations made, `run` reads
-    an input and returns the shape of the result."""
-
-    seeds: Callable[[], Iterator[bytes]]
-    mutate: Callable[[bytearray, random.Random], bytes]
-    run: Callable[[bytes], object]
 
 
 # --- tar
@@ -106,7 +83,7 @@ def _layer_seeds() -> Iterator[bytes]:
 def _layer_mutate(data: bytearray, rng: random.Random) -> bytes:
     if rng.random() < 0.5:
         return bytes(data)
-    tar = _tar_mutate(bytearray(_blind(archive(seed=rng.choice((3, 4, 5, 9)), files=4), rng)), rng)
+    tar = _tar_mutate(bytearray(blind(archive(seed=rng.choice((3, 4, 5, 9)), files=4), rng)), rng)
     return rng.choice([BLOBS["gzip-1"], BLOBS["zstd"], BLOBS["small-blocks"], BLOBS["stored-members"]])(tar)
 
 
@@ -152,14 +129,14 @@ def _damage_tables(head: pb.LayerIndexHead, rng: random.Random) -> None:
             for _ in range(rng.randint(1, 3)):
                 if message.rows:
                     column, row = rng.choice(columns), rng.randrange(message.rows)
-                    column[row] = (rng.choice((column[row], 0)) + rng.choice((*_NUMBERS, rng.randrange(9000)))) % 2**64
+                    column[row] = (rng.choice((column[row], 0)) + rng.choice((*NUMBERS, rng.randrange(9000)))) % 2**64
             message.zstd = pack(columns)
         case 3:
             metadata = bytearray(decompress(head.metadata_zstd, head.metadata_size, 1 << 24, "fuzz"))
             head.metadata_zstd = compress(_metadata_mutate(metadata, rng))
         case _:
             name = rng.choice(("blob_size", "tar_size", "metadata_size", "data_size", "windows_size", "compression"))
-            setattr(head, name, rng.choice(_NUMBERS) % (4 if name == "compression" else 2**64))
+            setattr(head, name, rng.choice(NUMBERS) % (4 if name == "compression" else 2**64))
 
 
 def _index_run(data: bytes) -> object:
@@ -203,7 +180,7 @@ def _metadata_mutate(data: bytearray, rng: random.Random) -> bytes:
             # Inodes and names, not the zeros between: 32-byte slots that hold something.
             place = rng.randrange(1024, len(data) - 8) // size * size
             old = int.from_bytes(data[place : place + size], "little")
-            new = rng.choice((old + 1, old - 1, old ^ 1 << rng.randrange(8 * size), rng.choice(_NUMBERS)))
+            new = rng.choice((old + 1, old - 1, old ^ 1 << rng.randrange(8 * size), rng.choice(NUMBERS)))
             data[place : place + size] = (new % (1 << 8 * size)).to_bytes(size, "little")
     if len(data) >= BLOCK and rng.random() < 0.9:
         data[1028:1032] = checksum(bytes(data[:BLOCK])).to_bytes(4, "little")
@@ -257,17 +234,17 @@ def _damage_hotset(head: hotset_pb2.HotSetHead, rng: random.Random) -> None:
             for _ in range(rng.randint(1, 3)):
                 if head.extents.rows:
                     column, row = rng.choice(columns), rng.randrange(head.extents.rows)
-                    column[row] = (rng.choice((column[row], 0)) + rng.choice((*_NUMBERS, rng.randrange(90)))) % 2**64
+                    column[row] = (rng.choice((column[row], 0)) + rng.choice((*NUMBERS, rng.randrange(90)))) % 2**64
             head.extents.zstd = pack(columns)
         case 2:
             field = rng.choice((head.layer_blocks, head.frame_extents, head.frame_sizes))
             if field:
                 place = rng.randrange(len(field))
                 limit = 2**64 if field is head.layer_blocks else 2**32
-                field[place] = (rng.choice((field[place], 0)) + rng.choice((*_NUMBERS, 2**64 - 1))) % limit
+                field[place] = (rng.choice((field[place], 0)) + rng.choice((*NUMBERS, 2**64 - 1))) % limit
         case _:
             name = rng.choice(("records", "codec"))
-            setattr(head, name, rng.choice(_NUMBERS) % (4 if name == "codec" else 2**32))
+            setattr(head, name, rng.choice(NUMBERS) % (4 if name == "codec" else 2**32))
 
 
 def _frame_digests(head: hotset_pb2.HotSetHead, frames: bytes) -> bytes:
@@ -303,121 +280,13 @@ def _hotset_run(data: bytes) -> object:
 
 
 TARGETS = {
-    "tar": Target(_tar_seeds, _tar_mutate, _tar_run),
-    "layer": Target(_layer_seeds, _layer_mutate, _layer_run),
-    "index": Target(_index_seeds, _index_mutate, _index_run),
-    "metadata": Target(_metadata_seeds, _metadata_mutate, _metadata_run),
-    "hotset": Target(_hotset_seeds, _hotset_mutate, _hotset_run),
+    "tar": Target(HERE, BlockIndexError, _tar_seeds, _tar_mutate, _tar_run),
+    "layer": Target(HERE, BlockIndexError, _layer_seeds, _layer_mutate, _layer_run),
+    "index": Target(HERE, BlockIndexError, _index_seeds, _index_mutate, _index_run),
+    "metadata": Target(HERE, BlockIndexError, _metadata_seeds, _metadata_mutate, _metadata_run),
+    "hotset": Target(HERE, BlockIndexError, _hotset_seeds, _hotset_mutate, _hotset_run),
 }
-
-
-# --- the machine
-
-
-class Fuzzer:
-    """One run over one target; `seen` counts how inputs ended, `corpus` holds an input for each such end."""
-
-    def __init__(self, name: str, seed: int) -> None:
-        self.name = name
-        self.target = TARGETS[name]
-        self.rng = random.Random(seed)
-        self.seen: dict[object, int] = {}
-        self.corpus: list[bytes] = []
-        self.runs = 0
-
-    def replay(self) -> None:
-        """Run the seeds and the kept corpus, all of which are mutated later."""
-        inputs = [*self.target.seeds(), *(path.read_bytes() for path in kept(self.name))]
-        for data in inputs:
-            self.try_one(data)
-        self.corpus = inputs
-
-    def run(self, seconds: float) -> None:
-        """Mutate for so long what has been replayed or has ended in a new way."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            data = _blind(self.rng.choice(self.corpus), self.rng)
-            self.try_one(self.target.mutate(bytearray(data), self.rng)[:_MAX_INPUT])
-
-    def try_one(self, data: bytes) -> bool:
-        """Whether the input ended in a new way; a finding is written down and raised as AssertionError."""
-        self.runs += 1
-        started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        try:
-            shape = self.target.run(data)
-        except BlockIndexError as error:
-            shape = tuple((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[1:])
-        except Exception as error:
-            raise AssertionError(f"{self._finding(data)} raises {type(error).__name__}: {error}") from error
-        seconds = time.monotonic() - started
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-        if seconds > LIMIT_S or grown > LIMIT_BYTES:
-            raise AssertionError(f"{self._finding(data)} takes {seconds:.1f} s and {grown} bytes")
-        self.seen[shape] = self.seen.get(shape, 0) + 1
-        if self.seen[shape] == 1:
-            self.corpus.append(data)
-        return self.seen[shape] == 1
-
-    def _finding(self, data: bytes) -> Path:
-        path = HERE / "findings" / f"{self.name}-{hashlib.sha256(data).hexdigest()[:12]}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(data)
-        return path
-
-
-def kept(name: str) -> list[Path]:
-    """The corpus of a target."""
-    return sorted((HERE / "corpus" / name).glob("*"))
-
-
-def _blind(data: bytes, rng: random.Random) -> bytes:
-    """A few mutations that know nothing of the format."""
-    out = bytearray(data)
-    for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
-        if not out:
-            return b"\0"
-        place, other = rng.randrange(len(out)), rng.randrange(len(out))
-        size = rng.choice((1, 2, 4, 8, 12, 32, 512, 4096))
-        match rng.randrange(8):
-            case 0 | 1:
-                out[place] ^= 1 << rng.randrange(8)
-            case 2:
-                out[place] = rng.randrange(256)
-            case 3:
-                out[place : place + size] = rng.choice(_NUMBERS).to_bytes(8, rng.choice(("little", "big")))[:size]
-            case 4:
-                out[place : place + size] = out[other : other + size]
-            case 5:
-                del out[place : place + size]
-            case 6:
-                out[place:place] = out[other : other + size]
-            case _:
-                del out[place:]
-    return bytes(out)
 
 
 def _log2(count: int) -> int:
     return count.bit_length()
-
-
-def main() -> None:
-    """Run by hand: prints what was found, keeps what ended in new ways."""
-    parser = argparse.ArgumentParser(description="Fuzz one target of blockindex.")
-    parser.add_argument("target", choices=TARGETS)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    args = parser.parse_args()
-    fuzzer = Fuzzer(args.target, args.seed)
-    fuzzer.replay()
-    known, ends = len(fuzzer.corpus), len(fuzzer.seen)
-    fuzzer.run(args.seconds)
-    directory = HERE / "corpus" / args.target
-    directory.mkdir(parents=True, exist_ok=True)
-    for data in fuzzer.corpus[known:]:
-        if len(data) <= 1 << 13:  # a repository is no place for large ones
-            (directory / hashlib.sha256(data).hexdigest()[:12]).write_bytes(data)
-    print(f"{args.target}: {fuzzer.runs} inputs, {len(fuzzer.seen)} ends ({ends} known), seed {args.seed}")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.errors import NotFound, SnapshotterError
+from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
 from snapshotter.rpc import Server, Unanswered, call
 
 
@@ -30,7 +30,7 @@ def test_values_and_errors_come_over(tmp_path: Path, caplog: pytest.LogCaptureFi
         call(path, "refuse")
     with pytest.raises(SnapshotterError, match="ZeroDivisionError"):
         call(path, "break")
-    with pytest.raises(SnapshotterError, match="KeyError"):
+    with pytest.raises(InvalidArgument, match="'unheard of' is no call of socket"):
         call(path, "unheard of")
     server.close()
     assert not path.exists()

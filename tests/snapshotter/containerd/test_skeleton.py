@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter.containerd.skeleton import build_skeleton
+from snapshotter.errors import InvalidArgument
 
 
 def _layer(root: Path, modes: dict[str, int]) -> Path:
@@ -67,3 +68,11 @@ def test_times_come_along(tmp_path: Path) -> None:
     assert build_skeleton(root, layer, [b"/a", b"/a/b"], [lower])
     assert (root / "a").stat().st_mtime_ns == 2_345_678_901
     assert (root / "a/b").stat().st_mtime_ns == 1_234_567_890
+
+
+@pytest.mark.parametrize("path", [b"/../x", b"/a/../../x", b"/a/..", b"a", b"", b"//a", b"/a/./b", b"/a/"])
+def test_no_path_leads_out_of_the_layer(path: bytes, tmp_path: Path) -> None:
+    """Names come from indexes."""
+    with pytest.raises(InvalidArgument, match="not a path inside the layer"):
+        _build(tmp_path, [b"/a", path], {"a": 0o755}, {"a": 0o1777, "x": 0o1777})
+    assert not list((tmp_path / "skeleton").iterdir()) and not (tmp_path / "x").exists()

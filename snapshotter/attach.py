@@ -98,8 +98,9 @@ class Attacher:
         return {path.name: str(path) for path in self._targets() if "." not in path.name}
 
     def private(self) -> list[str]:
-        """Names (`<node name>.<slot>`) of the private mounts there are now."""
-        return [path.name for path in self._targets() if "." in path.name]
+        """Names (`<node name>.<slot>`) of the private mounts there are now, and of mount points without one, which a
+        killed service has left."""
+        return sorted(path.name for path in self.mounts_dir.glob("*.??"))
 
     def attach(self, record: LayerRecord, slot: int = 0) -> Path:
         """Have the layer mounted from this daemon's connection; returns the mount point. If it raises, what was
@@ -150,9 +151,9 @@ class Attacher:
 
     def detach_private(self, pattern: str) -> None:
         """The same for the private mounts whose names (`<node name>.<slot>`) match the shell pattern."""
-        for target in self._targets():
-            if "." in target.name and fnmatchcase(target.name, pattern):
-                self._detach(target)
+        for name in self.private():
+            if fnmatchcase(name, pattern):
+                self._detach(self.mounts_dir / name)
 
     def _targets(self) -> list[Path]:
         return [Path(entry.target) for entry in mounts() if Path(entry.target).parent == self.mounts_dir]

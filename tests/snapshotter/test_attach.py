@@ -285,6 +285,16 @@ def test_a_private_mount_has_its_own_file_and_reads_little_ahead(tmp_path: Path,
     assert unmount_all(tmp_path / "root") == [str(attacher.path(DIGEST, 0x20))]
 
 
+def test_a_private_mount_point_without_a_mount_is_taken_away(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    """A service was killed between the two."""
+    attacher = _attacher(tmp_path, fuse, "loop")
+    left = attacher.path(DIGEST, 0x1F)
+    left.mkdir()
+    assert attacher.private() == [left.name]
+    attacher.detach_private(f"{node_name(DIGEST)}.*")
+    assert not left.exists() and kernel.calls == []
+
+
 # -- the daemon is gone ------------------------------------------------------------------------------------------------
 
 

@@ -179,11 +179,11 @@ class Node:
         self._config.write_text(f"{text}\n{toml}")
 
     def _start_daemon(self, disk_mib: int) -> None:
-        argv = [BOOTSEER, "serve", "--config", self._config]
+        argv: list[str | Path] = [BOOTSEER, "serve", "--config", self._config]
         if not disk_mib:
             self._start("bootseer", argv, self.daemon_socket)
             return
-        disk = ["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m", "tmpfs", self.daemon_root]
+        disk: list[str | Path] = ["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m", "tmpfs", self.daemon_root]
         run(self.command(disk), self._workspace.env, "making a small disk")
         self.manager = Manager(self.command(argv), self.daemon_log, self._workspace.env)
         self.manager.__enter__()

@@ -71,7 +71,7 @@ class KillWorkers(_Once):
         try:
             if Path(f"/proc/{pid}/comm").read_text().strip() != f"bootseer-{worker}"[:15]:
                 return False
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # type: ignore[attr-defined]  # Linux has it
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         except OSError:
             return False
         finally:

@@ -53,7 +53,7 @@ def make_images(directory: Path, sizes: Mapping[str, Sequence[int]], source: ran
 def _make(path: Path, name: str, base: bytes, sizes: Sequence[int], source: random.Random) -> ChaosImage:
     writer = LayoutWriter(path)
     writer.add_blob(lambda out: _compress(base, out))
-    digests = {}
+    digests: dict[str, str] = {}
     for number, size in enumerate(sizes):
         files = _files(f"data/{number}", size, source)
         digests |= {f"/{path}": hashlib.sha256(data).hexdigest() for path, data in files.items()}

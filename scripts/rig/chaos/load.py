@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scripts.rig.chaos.containers import Container, told
 from scripts.rig.chaos.images import ChaosImage
-from scripts.rig.chaos.leaks import census, left_over
+from scripts.rig.chaos.leaks import Census, census, left_over
 from scripts.rig.chaos.site import Site
 from scripts.rig.errors import RigError
 from scripts.rig.snapshotcalls import SnapshotCalls
@@ -58,7 +58,10 @@ class Loaded:
 def put_load(site: Site, each: int, cycles: int, progress: Callable[[str], None]) -> Loaded:
     """`each` containers of every image of the site together, then so many cycles."""
     layers = [layer for image in site.images.values() for layer in image.layers]
-    look = lambda: census(site.node, site.workspace.root, layers)  # noqa: E731
+
+    def look() -> Census:
+        return census(site.node, site.workspace.root, layers)
+
     before, loaded = look(), Loaded()
     images = list(site.images.values())
     _together(site, images, each, loaded)

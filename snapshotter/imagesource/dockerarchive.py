@@ -122,7 +122,7 @@ class _Archive:
                         self._members[name] = found
         except OSError as error:
             raise NotFound(f"{path}: {error.strerror or error}") from error
-        except tarfile.TarError as error:
+        except (tarfile.TarError, ValueError, OverflowError) as error:  # the latter two for absurd sizes
             raise InvalidArgument(f"{path}: not a plain tar archive of `docker save` ({error})") from error
 
     def oci_image(self, image: str) -> "_ArchiveImage | None":

@@ -8,7 +8,9 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,12 +57,12 @@ class KillWorkers(_Once):
     every_s: float = 2.0
 
     def act(self, source: random.Random) -> str:
-        killed = [name for name in source.choice(_CHOICES) if self._kill(name)]
+        killed = [name for name in source.choice(_CHOICES) if self.kill(name)]
         self.record.counts.kills += len(killed)
         return f"SIGKILL to {', '.join(killed)}" if killed else ""
 
-    def _kill(self, worker: str) -> bool:
-        """By a descriptor of the process, whose name is looked at: its number may be another's by now."""
+    def kill(self, worker: str) -> bool:
+        """Kill it, by a descriptor of the process, whose name is looked at: its number may be another's by now."""
         pid = _workers(self.node).get(worker, 0)
         if not pid:
             return False
@@ -77,6 +79,34 @@ class KillWorkers(_Once):
         finally:
             os.close(descriptor)
         return True
+
+
+@dataclass
+class KillAtPoint(_Once):
+    """SIGKILL right after one of these is done, which the log tells: such moments are too short to be hit by chance."""
+
+    killer: KillWorkers
+    name: str = "point"
+    every_s: float = 5.0
+
+    def act(self, source: random.Random) -> str:
+        worker = source.choice(("service", "fetch"))
+        log = self.killer.node.daemon_log
+        with log.open("rb") as lines:
+            lines.seek(0, os.SEEK_END)
+            give_up = time.monotonic() + _POINT_S
+            while not (event := _POINT.search(lines.read())):
+                if time.monotonic() > give_up:
+                    return ""
+                time.sleep(0.001)
+        if not self.killer.kill(worker):
+            return ""
+        self.killer.record.counts.kills += 1
+        return f"SIGKILL to {worker} after {event[1].decode()}"
+
+
+_POINT_S = 3.0
+_POINT = re.compile(rb" (layer\.(?:mounted|lazy|released|removed|streamed)|record\.(?:opened|kept|discarded)) ")
 
 
 @dataclass
@@ -191,8 +221,10 @@ class FullDisk:
 def all_of(site: Site) -> Sequence[Disturber]:
     """All disturbers of a site."""
     node, record = site.node, site.record
+    killer = KillWorkers(node, record)
     return (
-        KillWorkers(node, record),
+        killer,
+        KillAtPoint(killer),
         Restart(node, record),
         Upgrade(node),
         RestartContainerd(node),

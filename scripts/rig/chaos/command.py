@@ -33,7 +33,7 @@ from scripts.rig.progress import Progress
 
 __all__ = ["main"]
 
-_MB = 1_000_000
+_MB, _SMALL = 1_000_000, 2000
 _SIZES = {"steady": (6 * _MB, 3 * _MB), "cold-0": (5 * _MB,), "cold-1": (3 * _MB, 3 * _MB), "cold-2": (4 * _MB,)}
 _WITHOUT_INDEX = ("cold-2",)
 _THREADS = {"cold-a": ("cold-0", "cold-2"), "cold-b": ("cold-1",)}
@@ -199,7 +199,8 @@ def _disturbed(options: argparse.Namespace, stack: ExitStack) -> Counts:
 
 def _load(options: argparse.Namespace, stack: ExitStack) -> Loaded:
     progress = Progress()
-    sizes = {f"load-{number}": (_MB,) for number in range(options.images)}
+    many = [(_SMALL,) * (count - 1) for count in options.layers]
+    sizes = {f"load-{at}": layers for at, layers in enumerate([*many, *[(_MB,)] * options.images][: options.images])}
     site = Site(stack, sizes, (), random.Random(options.seed), _record, progress)
     with _kept(site, options):
         return put_load(site, options.containers, options.cycles, progress)
@@ -244,6 +245,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep the logs even if all went well")
     parser.add_argument("--load", action="store_true", help="instead: many containers at once, one layer very often")
     parser.add_argument("--images", type=_count, default=10, metavar="N", help="with --load: images (10)")
+    layers = "with --load: layers of the first images, the others have two (128 64)"
+    parser.add_argument("--layers", type=_layers, nargs="*", default=[128, 64], metavar="N", help=layers)
     parser.add_argument("--containers", type=_count, default=5, metavar="N", help="with --load: of each image (5)")
     parser.add_argument("--cycles", type=_count, default=1000, metavar="N", help="with --load: of one layer (1000)")
     options = parser.parse_args(argv)
@@ -256,6 +259,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _layers(text: str) -> int:
+    value = int(text)
+    if not 2 <= value <= 400:  # overlayfs takes no more than 500
+        raise argparse.ArgumentTypeError("must be from 2 to 400")
     return value
 
 

@@ -132,7 +132,7 @@ class Upgrade(_Once):
 
     node: Node
     name: str = "upgrade"
-    every_s: float = 10.0
+    every_s: float = 6.0
 
     def act(self, source: random.Random) -> str:
         manager = self.node.manager

@@ -33,8 +33,19 @@ def test_nothing_that_happens_reaches_a_container(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_much_at_once_and_very_often(tmp_path: Path) -> None:
-    words = ("--images", "2", "--containers", "3", "--cycles", "50", "--json", str(tmp_path / "out.json"))
-    done = _run("--load", *words)
+    words = (
+        "--images",
+        "2",
+        "--containers",
+        "3",
+        "--layers",
+        "64",
+        "--cycles",
+        "50",
+        "--json",
+        str(tmp_path / "out.json"),
+    )
+    done = _run("--load", *words)  # 128 layers are left to a run by hand: they take longer
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     result = json.loads((tmp_path / "out.json").read_text())
     assert (result["containers"], result["cycles"]) == (6, 50)
@@ -65,6 +76,7 @@ def test_an_interrupted_run_leaves_nothing() -> None:
         (["--seconds", "0"], "must be above 0"),
         (["--seconds", "x"], "invalid"),
         (["--load", "--cycles", "0"], "must be at least 1"),
+        (["--load", "--layers", "1"], "must be from 2 to 400"),
         (["--json", "/nonexistent/dir/out.json"], "no directory /nonexistent/dir"),
     ],
 )

@@ -44,7 +44,8 @@ def test_a_layer_outlives_its_mirror_and_a_password(
         hosts = tmp_path / "certs.d" / registry.host
         hosts.mkdir(parents=True)
         toml = (
-            f'[index]\nurl = "{tmp_path}/indexes"\n[fetch]\nbackground = false\n[log]\nlevel = "debug"\n[lookup]\nregistry = false\n'
+            f'[index]\nurl = "{tmp_path}/indexes"\n[fetch]\nbackground = false\n'
+            '[log]\nlevel = "debug"\n[lookup]\nregistry = false\n'
             f'[registry]\nhosts_dir = "{hosts.parent}"\ndocker_config = "{tmp_path}/config.json"\n'
         )
         with RangeServer({layer.path: layer.blob}) as mirror:

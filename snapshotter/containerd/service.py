@@ -1,12 +1,14 @@
 """The gRPC adapter: containerd's messages to `Snapshots` and back. The only module that knows gRPC and protobuf.
 
 It decides nothing: each call translates, calls one method, translates back. Errors become status codes in one place
-(`_status`): ours by the table `_CODES`, their text kept because containerd logs it; anything else is a bug, is logged
-with its traceback and answered INTERNAL, and the server goes on. `Snapshots` locks for itself, so calls run at once,
+(`_status`): ours by the table `_CODES`, their text kept because containerd logs it; a disk that refuses is UNAVAILABLE;
+anything else is a bug, is logged with its traceback and answered INTERNAL, and the server goes on. `Snapshots` locks for itself, so calls run at once,
 and no lock is held while List streams.
 """
 
+import errno
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,8 @@ _CODES: Sequence[tuple[type[errors.SnapshotterError], grpc.StatusCode]] = (
     (errors.SnapshotterError, grpc.StatusCode.UNKNOWN),
 )
 
+_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+
 _MESSAGE_LIMIT = 16 << 20
 """Bytes; containerd's own limit."""
 
@@ -54,9 +58,25 @@ def _status(context: grpc.ServicerContext, call: str) -> Iterator[None]:
         code = next(code for kind, code in _CODES if isinstance(error, kind))
         _log.debug("call.failed call=%s code=%s reason=%s", call, code.name, error)
         _abort(context, code, str(error))
+    except (OSError, sqlite3.OperationalError) as error:
+        if not _is_the_disks(error):
+            _unexpected(context, call, error)
+        _log.error("call.failed call=%s code=UNAVAILABLE reason=%r the disk refuses: make room", call, str(error))
+        _abort(context, grpc.StatusCode.UNAVAILABLE, f"bootseer: the disk refuses ({error}): make room")
     except Exception as error:  # the border of the process: containerd must get an answer, and the next call too
-        _log.exception("call.failed call=%s code=INTERNAL", call)
-        _abort(context, grpc.StatusCode.INTERNAL, f"bootseer: unexpected {type(error).__name__}: {error}")
+        _unexpected(context, call, error)
+
+
+def _is_the_disks(error: OSError | sqlite3.OperationalError) -> bool:
+    """Whether it is full, over its quota, or broken."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK
+
+
+def _unexpected(context: grpc.ServicerContext, call: str, error: Exception) -> NoReturn:
+    _log.exception("call.failed call=%s code=INTERNAL", call)
+    _abort(context, grpc.StatusCode.INTERNAL, f"bootseer: unexpected {type(error).__name__}: {error}")
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:

@@ -1,7 +1,9 @@
 """The gRPC adapter, through a real socket."""
 
+import errno
 import logging
 import socket
+import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -105,6 +107,20 @@ def test_codes_of_the_rules(stub: Stub) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def _full() -> sqlite3.OperationalError:
+    """What SQLite really raises."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.execute("PRAGMA max_page_count = 2")
+        connection.execute("CREATE TABLE big (data)")
+        connection.execute("INSERT INTO big VALUES (zeroblob(100000))")
+    except sqlite3.OperationalError as error:
+        return error
+    finally:
+        connection.close()
+    raise AssertionError("there was room")
+
+
 @pytest.mark.parametrize(
     "error, code",
     [
@@ -112,6 +128,10 @@ def test_codes_of_the_rules(stub: Stub) -> None:
         (errors.Denied("no"), grpc.StatusCode.PERMISSION_DENIED),
         (errors.UserError("oops"), grpc.StatusCode.FAILED_PRECONDITION),
         (errors.SnapshotterError("other"), grpc.StatusCode.UNKNOWN),
+        (OSError(errno.ENOSPC, "No space left on device"), grpc.StatusCode.UNAVAILABLE),
+        (OSError(errno.EINVAL, "Invalid argument"), grpc.StatusCode.INTERNAL),
+        (_full(), grpc.StatusCode.UNAVAILABLE),
+        (sqlite3.OperationalError("near SELEKT: syntax error"), grpc.StatusCode.INTERNAL),
         (ZeroDivisionError("bug"), grpc.StatusCode.INTERNAL),
     ],
 )

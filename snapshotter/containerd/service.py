@@ -2,8 +2,8 @@
 
 It decides nothing: each call translates, calls one method, translates back. Errors become status codes in one place
 (`_status`): ours by the table `_CODES`, their text kept because containerd logs it; a disk that refuses is UNAVAILABLE;
-anything else is a bug, is logged with its traceback and answered INTERNAL, and the server goes on. `Snapshots` locks for itself, so calls run at once,
-and no lock is held while List streams.
+anything else is a bug, is logged with its traceback and answered INTERNAL, and the server goes on. `Snapshots` locks
+for itself, so calls run at once, and no lock is held while List streams.
 """
 
 import errno

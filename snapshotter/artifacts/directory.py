@@ -69,8 +69,8 @@ class DirectoryPlace:
             return []
         return [Held(Artifact(Kind.LAYER_INDEX, image.key, "", None, found), "", self._open)]
 
-    def put(self, artifact: Artifact, open_blob: OpenBlob) -> Placed:
-        """See Place."""
+    def put(self, artifact: Artifact, open_blob: OpenBlob, *, replace: bool = False) -> Placed:
+        """See Place. Plain files are not signed: nothing is displaced."""
         if artifact.kind is Kind.HOT_SET:
             files = {hotset_name(artifact.image_key, artifact.workload): artifact.blobs[-1]}
         else:

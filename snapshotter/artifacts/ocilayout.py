@@ -6,6 +6,7 @@ So an image that is copied there, and from there to a registry, takes its artifa
 from collections.abc import Iterator
 from contextlib import suppress
 
+from snapshotter.artifacts.displacement import refuse_displacing
 from snapshotter.artifacts.manifest import CONFIG, MANIFEST_TYPE, config_blob, decode, digest_of, encode, place_tags
 from snapshotter.artifacts.model import Artifact, Blob, Kind
 from snapshotter.artifacts.place import Held, ImageName, OpenBlob, Placed, is_same
@@ -43,7 +44,7 @@ class LayoutPlace:
             if _is_of(artifact, image) and all(self._layout.has(it.digest, it.size) for it in artifact.blobs)
         ]
 
-    def put(self, artifact: Artifact, open_blob: OpenBlob) -> Placed:
+    def put(self, artifact: Artifact, open_blob: OpenBlob, *, replace: bool = False) -> Placed:
         """See Place. The blobs come first, then the manifest, its entries last; then what it supersedes is removed.
         All under the layout's lock: another's removal would not know of blobs that nothing lists yet."""
         tags = place_tags(artifact)
@@ -51,6 +52,10 @@ class LayoutPlace:
             there = self._tagged(artifact, tags)
             if there:
                 return Placed(True, there, tags)
+            losing = self._at(tags)
+            artifact = next((known for known in losing if is_same(known, artifact)), artifact)  # with its signatures
+            for known in losing:
+                refuse_displacing(artifact, known, self.name, replace=replace)
             body = encode(artifact)
             digest = digest_of(body)
             for blob in artifact.blobs:
@@ -77,6 +82,11 @@ class LayoutPlace:
             if is_same(held.artifact, artifact) and all(leads.get(tag) == held.digest for tag in tags):
                 return held.digest
         return ""
+
+    def _at(self, tags: tuple[str, ...]) -> list[Artifact]:
+        """What would lose one of these tags."""
+        leads = {entry.get("digest") for entry in self._layout.entries() if tag_of(entry) in tags}
+        return [artifact for digest, artifact in self._listed().items() if digest in leads]
 
     def _listed(self) -> dict[Digest, Artifact]:
         """All artifacts that are listed, by their manifests; those that are damaged are not."""

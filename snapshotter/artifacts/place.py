@@ -69,6 +69,7 @@ class Place(Protocol):
     def held(self, image: ImageName) -> list[Held]:
         """All that is there of the image."""
 
-    def put(self, artifact: Artifact, open_blob: OpenBlob) -> Placed:
+    def put(self, artifact: Artifact, open_blob: OpenBlob, *, replace: bool = False) -> Placed:
         """Keep an artifact, in place of what is there of its kind and workload; `open_blob` is asked only for blobs
-        that are not there."""
+        that are not there. Displacement where what is there is signed, and this is not; or, unless `replace`, by none
+        of the keys that signed that."""

@@ -6,6 +6,9 @@ short is finished by the next publisher, and equal content (`created` aside) is 
 artifact has tags of its own, so publishers of different workloads never meet there. They meet in the fallback tag,
 which is read, changed and written whole, and looked at again: best effort, nobody of ours depends on it.
 
+What is signed is not displaced by just anybody (`displacement`): that is looked at before anything is written, among
+all that is there at the tags or listed. A signed artifact that comes in after that look is not seen.
+
 Superseded is what was there *before* we wrote, listed before the tags were read: of two publishers at the same time
 neither deletes what the other has just written.
 """
@@ -17,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
+from snapshotter.artifacts.displacement import refuse_displacing
 from snapshotter.artifacts.manifest import (
     CONFIG,
     MANIFEST_TYPE,
@@ -27,6 +31,7 @@ from snapshotter.artifacts.manifest import (
     place_tags,
 )
 from snapshotter.artifacts.model import Artifact, Blob, Kind
+from snapshotter.artifacts.place import is_same
 from snapshotter.artifacts.referrers import (
     REFERRERS_TYPE,
     Referrer,
@@ -74,38 +79,49 @@ class _Before:
 
 
 def publish(
-    pusher: Pusher, repository: ImageRef, artifact: Artifact, open_blob: Callable[[Blob], Iterator[bytes]]
+    pusher: Pusher,
+    repository: ImageRef,
+    artifact: Artifact,
+    open_blob: Callable[[Blob], Iterator[bytes]],
+    *,
+    replace: bool = False,
 ) -> Published:
     """Have the artifact in the repository. `open_blob` gives a blob's bytes, and is asked for those only that are
-    missing there and that the artifact does not hold itself; anew for each attempt. Raises SnapshotterError; what was
-    found in the repository before is still found then."""
+    missing there and that the artifact does not hold itself; anew for each attempt. `replace`: also in place of
+    one that another key has signed. Raises SnapshotterError, Displacement among them; what was found in the repository
+    before is still found then."""
     tags = place_tags(artifact)
     before = _look(pusher, repository, artifact, tags)
-    same = next((body for _, body, known in before.tagged.values() if _equal(known, artifact)), None)
-    body = encode(artifact) if same is None else same
+    there = [(body, known) for _, body, known in before.tagged.values() if known and is_same(known, artifact)]
+    existed = bool(there)
+    body, ours = there[0] if there else (encode(artifact), artifact)
     digest = digest_of(body)
-    if same is None:
+    old = _alike(pusher, repository, artifact, before, digest)
+    for known in old.values():
+        if not existed or not _is_rival(artifact, known):
+            refuse_displacing(ours, known, _name(repository), replace=replace)
+    if not existed:
         _put_blobs(pusher, repository, artifact, open_blob)
     told = False
     for tag in tags:
-        there, _, known = before.tagged.get(tag, ("", b"", None))
+        leads, _, holder = before.tagged.get(tag, ("", b"", None))
         # Ours was there whole, and another image with equal layers has taken the key's tag since: it stays.
-        stays = same is not None and _is_rival(artifact, known)
-        if there != digest and not stays:
+        stays = existed and _is_rival(artifact, holder)
+        if leads != digest and not stays:
             told |= "OCI-Subject" in pusher.put_manifest(repository, tag, body, MANIFEST_TYPE)
-    superseded = _superseded(pusher, repository, artifact, before, digest)
+    superseded = [one for one, known in old.items() if not _is_rival(artifact, known)]
     referrers = False
     if artifact.subject is not None:
         referrers = told or _listed(pusher, repository, artifact.subject.digest, artifact.kind, digest)
         if not referrers:
             _keep_fallback(pusher, repository, artifact, body, superseded)
-    for old in superseded:
-        _delete(pusher, repository, old)
+    for one in superseded:
+        _delete(pusher, repository, one)
     log.info(
         "artifact.published %s",
-        fields(repository=_name(repository), tag=tags[0], digest=digest, existed=same is not None),
+        fields(repository=_name(repository), tag=tags[0], digest=digest, existed=existed),
     )
-    return Published(digest, same is not None, tags, referrers)
+    return Published(digest, existed, tags, referrers)
 
 
 def _look(pusher: Pusher, repository: ImageRef, artifact: Artifact, tags: tuple[str, ...]) -> _Before:
@@ -136,21 +152,21 @@ def _bytes_of(blob: Blob, open_blob: Callable[[Blob], Iterator[bytes]]) -> Itera
     return iter((blob.data,)) if blob.data else open_blob(blob)
 
 
-def _superseded(
+def _alike(
     pusher: Pusher, repository: ImageRef, artifact: Artifact, before: _Before, digest: Digest
-) -> list[Digest]:
-    """The digests of what was there before, is of the same kind, workload and image, and of no other subject."""
+) -> dict[Digest, Artifact]:
+    """What was there before, and is of the same kind, workload and image, but not what has this digest."""
     old = {there: known for there, _, known in before.tagged.values()}
     may_be = [one for one in before.listed if one.may_be(artifact.kind, artifact.image_key, artifact.workload)]
     for entry in may_be[:_MOST_JUDGED]:
         if entry.digest not in old and entry.digest != digest:
             body = _manifest(pusher, repository, entry.digest)
             old[entry.digest] = _decoded(body) if body is not None else None
-    return [there for there, known in old.items() if there != digest and _replaces(artifact, known)]
-
-
-def _replaces(new: Artifact, old: Artifact | None) -> bool:
-    return _is_alike(new, old) and not _is_rival(new, old)
+    return {
+        there: known
+        for there, known in old.items()
+        if known is not None and there != digest and _is_alike(artifact, known)
+    }
 
 
 def _is_rival(new: Artifact, old: Artifact | None) -> bool:
@@ -158,8 +174,8 @@ def _is_rival(new: Artifact, old: Artifact | None) -> bool:
     return old is not None and _is_alike(new, old) and old.subject is not None and old.subject != new.subject
 
 
-def _is_alike(new: Artifact, old: Artifact | None) -> bool:
-    return old is not None and (old.kind, old.image_key, old.workload) == (new.kind, new.image_key, new.workload)
+def _is_alike(new: Artifact, old: Artifact) -> bool:
+    return (old.kind, old.image_key, old.workload) == (new.kind, new.image_key, new.workload)
 
 
 def _keep_fallback(
@@ -237,13 +253,6 @@ def _decoded(body: bytes) -> Artifact | None:
         return decode(body)
     except InvalidArgument:
         return None
-
-
-def _equal(there: Artifact | None, artifact: Artifact) -> bool:
-    """Whether what is there says all that is to be published. More signatures than ours do no harm."""
-    if there is None or not set(artifact.signatures) <= set(there.signatures):
-        return False
-    return replace(there, created=0, signatures=()) == replace(artifact, created=0, signatures=())
 
 
 def _name(repository: ImageRef) -> str:

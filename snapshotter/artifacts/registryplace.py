@@ -39,9 +39,9 @@ class RegistryPlace:
         found = self._finder.list(self._repository, image.key, subject)
         return [Held(one.artifact, one.digest, self._open) for one in found]
 
-    def put(self, artifact: Artifact, open_blob: OpenBlob) -> Placed:
+    def put(self, artifact: Artifact, open_blob: OpenBlob, *, replace: bool = False) -> Placed:
         """See Place."""
-        done = publish(self._pusher, self._repository, artifact, open_blob)
+        done = publish(self._pusher, self._repository, artifact, open_blob, replace=replace)
         return Placed(done.existed, done.digest, tuple(done.tags))
 
     def _open(self, blob: Blob) -> Iterator[bytes]:

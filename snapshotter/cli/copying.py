@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
 
+from snapshotter.artifacts.displacement import Displacement
 from snapshotter.artifacts.model import Kind
 from snapshotter.artifacts.ocilayout import LayoutPlace
 from snapshotter.artifacts.place import Held, Place
@@ -29,7 +31,8 @@ _NAMES = {Kind.LAYER_INDEX: "layer index", Kind.HOT_SET: "hot set"}
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRow:
-    """An artifact that was taken along. `status`: copied, or there (it was already)."""
+    """An artifact that was taken along. `status`: copied, there (it was already), refused (the target has a
+    signed one, and `digest` is that of the source)."""
 
     platform: str
     type: str
@@ -67,7 +70,7 @@ def copy(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
     else:
         print(_text(target.name, copied, elsewhere, rows, seconds))
-    return 0
+    return 1 if any(row.status == "refused" for row in rows) else 0
 
 
 def _target(text: str, registry: Registry, source: ImageSource) -> tuple[ImageTarget, Place]:
@@ -118,6 +121,9 @@ def _artifact(platform: str, held: Held, target: Place) -> ArtifactRow:
     sending = Sending(artifact, f"{_NAMES[artifact.kind]} {artifact.workload}".strip())
     try:
         placed = target.put(artifact, sending.through(held.open))
+    except Displacement as error:  # the image is whole without it
+        print(f"bootseer: {error}", file=sys.stderr)
+        return ArtifactRow(platform, artifact.kind.value, artifact.workload, held.digest, "refused")
     finally:
         sending.end()
     status = "there" if placed.existed else "copied"

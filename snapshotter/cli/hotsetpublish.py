@@ -17,9 +17,10 @@ from pathlib import Path
 
 from blockindex.hotpack import Codec, HotPack
 from blockindex.hotset import DEFAULT_WORKLOAD, includes
+from snapshotter.artifacts.displacement import Displacement
 from snapshotter.artifacts.made import hot_artifact, read_chunks
 from snapshotter.artifacts.model import Blob
-from snapshotter.artifacts.place import OpenBlob, Place
+from snapshotter.artifacts.place import OpenBlob, Place, Placed
 from snapshotter.cli.hotset import DEFAULT_GAP
 from snapshotter.cli.hotsetbuild import exported
 from snapshotter.cli.hotsetfiles import check_frames
@@ -40,9 +41,9 @@ __all__ = ["publish"]
 
 @dataclass(frozen=True, slots=True)
 class SetRow:
-    """What became of a hot set. `status`: published, or there (it was already). `file_bytes`: of the file; `hot_bytes`:
-    of the blocks it names, which are in it if `packed`; `note` says why not. `artifact`: the manifest's digest, ""
-    where plain files are kept; `names`: its tags, or the file."""
+    """What became of a hot set. `status`: published, there (it was already), refused (what is there is signed, see
+    `note`). `file_bytes`: of the file; `hot_bytes`: of the blocks it names, which are in it if `packed`; `note` says
+    why not. `artifact`: the manifest's digest, "" where plain files are kept; `names`: its tags, or the file."""
 
     platform: str
     image_key: str
@@ -82,7 +83,7 @@ def publish(args: argparse.Namespace) -> int:
                     item, note = _packed(config, found, Path(spool))
                 if hotset.workload == DEFAULT_WORKLOAD and item.pack.frames:
                     defaults[hotset.image_key] = item.pack
-                rows.append(_put(image, item, note, place, key))
+                rows.append(_put(image, item, note, place, key, args.replace))
     if args.json:
         document = {"image": source.name, "to": place.name, "sets": [asdict(row) for row in rows]}
         print(json.dumps(document, indent=2))
@@ -91,7 +92,7 @@ def publish(args: argparse.Namespace) -> int:
     for row in rows:
         if row.note:
             print(f"bootseer: {row.platform} {row.workload}: {row.note}", file=sys.stderr)
-    return 0
+    return 1 if any(row.status == "refused" for row in rows) else 0
 
 
 def _chosen(
@@ -138,7 +139,7 @@ def _packed(config: Config, found: Found, spool: Path) -> tuple[Found, str]:
     return read_file(Path(written.path)), note
 
 
-def _put(image: PlatformImage, found: Found, note: str, place: Place, key: SecretKey | None) -> SetRow:
+def _put(image: PlatformImage, found: Found, note: str, place: Place, key: SecretKey | None, replace: bool) -> SetRow:
     hotset = found.pack.hotset
     _check(found)
     artifact = hot_artifact(found.path, found.pack, image_name(image).subject)
@@ -146,20 +147,23 @@ def _put(image: PlatformImage, found: Found, note: str, place: Place, key: Secre
         artifact = sign(artifact, key)
     sending = Sending(artifact, f"sending {hotset.workload}")
     try:
-        placed = place.put(artifact, sending.through(_reader(found.path)))
+        placed = place.put(artifact, sending.through(_reader(found.path)), replace=replace)
+        status = "there" if placed.existed else "published"
+    except Displacement as error:
+        placed, status, note = Placed(False, "", ()), "refused", str(error)
     finally:
         sending.end()
     return SetRow(
         platform=str(image.platform),
         image_key=hotset.image_key,
         workload=hotset.workload,
-        status="there" if placed.existed else "published",
+        status=status,
         packed=bool(found.pack.frames),
         hot_bytes=hotset.hot_bytes,
         file_bytes=found.pack.size,
         artifact=placed.digest,
         names=placed.names,
-        signed_by=key.public.name if key is not None else "",
+        signed_by=key.public.name if key is not None and status != "refused" else "",
         note=note,
     )
 
@@ -191,7 +195,7 @@ def _text(rows: list[SetRow]) -> str:
             row.status,
             megabytes(row.hot_bytes),
             megabytes(row.file_bytes) if row.packed else "no bytes",
-            row.artifact.removeprefix("sha256:")[:12] or "1 file",
+            row.artifact.removeprefix("sha256:")[:12] or ("1 file" if row.names else "-"),
         ]
         for row in rows
     ]

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from blockindex.codec import index_name
+from snapshotter.artifacts.displacement import Displacement, refusal
 from snapshotter.artifacts.made import index_artifact, index_blob, read_chunks
 from snapshotter.artifacts.model import Blob, Kind
 from snapshotter.artifacts.place import Held, OpenBlob, Place
@@ -47,8 +48,9 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class PlatformRow:
-    """What became of a platform's image. `status`: published, there (it was already), failed, passed over (with
-    `reason`). `artifact`: the manifest's digest, "" where plain files are kept; `names`: its tags, or the files."""
+    """What became of a platform's image. `status`: published, there (it was already), failed, refused (what is there is
+    signed), passed over; the last three with `reason`. `artifact`: the manifest's digest, "" where plain files are
+    kept; `names`: its tags, or the files."""
 
     platform: str
     manifest: str
@@ -76,7 +78,7 @@ def publish(args: argparse.Namespace) -> int:
         for text in args.reuse:
             indexes.take(_held_of(text, to, registry))
         with explained(place.name, client, ADVICE):
-            rows = _publish(images, place, indexes, key)
+            rows = _publish(images, place, indexes, key, args.replace)
     if args.json:
         document = {"image": source.name, "to": place.name, "platforms": [asdict(row) for row in rows]}
         print(json.dumps(document, indent=2))
@@ -86,7 +88,7 @@ def publish(args: argparse.Namespace) -> int:
         if row.reason:
             print(f"bootseer: {row.platform or row.manifest}: {row.status}: {row.reason}", file=sys.stderr)
     done = [row for row in rows if row.status in ("published", "there")]
-    return 0 if done and not any(row.status == "failed" for row in rows) else 1
+    return 0 if done and not any(row.status in ("failed", "refused") for row in rows) else 1
 
 
 def _held_of(text: str, to: str, registry: Registry) -> list[Held]:
@@ -166,7 +168,7 @@ class _Indexes:
 
 
 def _publish(
-    images: list[PlatformImage | Refused], place: Place, indexes: _Indexes, key: SecretKey | None
+    images: list[PlatformImage | Refused], place: Place, indexes: _Indexes, key: SecretKey | None, replace: bool
 ) -> list[PlatformRow]:
     """All platforms: what is there already, then what is missing."""
     rows: dict[Digest, PlatformRow] = {}
@@ -183,13 +185,17 @@ def _publish(
             status = "there" if placed.existed else "published"
             rows[image.manifest.digest] = _row(image, status, artifact=placed.digest, names=placed.names)
             continue
+        refused = _refusal(held, place, key, replace)  # before any layer is read for it
+        if refused:
+            rows[image.manifest.digest] = _row(image, "refused", refused)
+            continue
         indexes.take(held)
         todo.append(image)
     if todo:
         place.prepare()
     indexes.build(todo)
     for image in todo:
-        rows[image.manifest.digest] = _put(image, place, indexes, key)
+        rows[image.manifest.digest] = _put(image, place, indexes, key, replace)
     return [rows[it.digest if isinstance(it, Refused) else it.manifest.digest] for it in images]
 
 
@@ -201,7 +207,14 @@ def _is_whole(held: Held, image: PlatformImage) -> bool:
     return artifact.subject is not None and artifact.subject.digest == image.manifest.digest
 
 
-def _put(image: PlatformImage, place: Place, indexes: _Indexes, key: SecretKey | None) -> PlatformRow:
+def _refusal(held: Iterable[Held], place: Place, key: SecretKey | None, replace: bool) -> str:
+    """Why what we would publish must not take the place of what there is; "" if it may."""
+    signers = [key.public.name] if key is not None else []
+    there = [one.artifact for one in held if one.artifact.kind is Kind.LAYER_INDEX]
+    return next(filter(None, (refusal(signers, it, place.name, replace=replace) for it in there)), "")
+
+
+def _put(image: PlatformImage, place: Place, indexes: _Indexes, key: SecretKey | None, replace: bool) -> PlatformRow:
     layers = indexes.rows(image)
     bad = [layer for layer in layers if layer.status == "failed"]
     if bad:
@@ -213,7 +226,9 @@ def _put(image: PlatformImage, place: Place, indexes: _Indexes, key: SecretKey |
         artifact = sign(artifact, key)
     sending = Sending(artifact, f"sending indexes of {image.platform}")
     try:
-        placed = place.put(artifact, sending.through(indexes.open))
+        placed = place.put(artifact, sending.through(indexes.open), replace=replace)
+    except Displacement as error:  # it came in while we read the layers
+        return _row(image, "refused", str(error), layers=layers)
     finally:
         sending.end()
     return _row(

@@ -51,6 +51,7 @@ def add_publishing(command: argparse.ArgumentParser) -> None:
         help="HOST/REPOSITORY, oci-layout:DIR, DIR or URL (default: `to` in [publish], else beside the image)",
     )
     command.add_argument("--key", metavar="FILE", type=Path, help="secret key that signs (default: that in [publish])")
+    command.add_argument("--replace", action="store_true", help="also in place of what another key has signed")
     command.add_argument("--platform", metavar="OS/ARCH", help="this platform's image only (default: all)")
     add_plain_http(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")

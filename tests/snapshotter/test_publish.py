@@ -159,7 +159,7 @@ def test_only_what_is_new_is_read(host: str, layout: Path, key: Path, tmp_path: 
     _, blobs = find(new, images(layout, "v2")[0], Kind.LAYER_INDEX)
     assert len(blobs) == 2
     SecretKey.generate().save(tmp_path / "other.pem")
-    other = said(capsys, "index", "publish", new, "--reuse", old, "--key", tmp_path / "other.pem")
+    other = said(capsys, "index", "publish", new, "--reuse", old, "--key", tmp_path / "other.pem", "--replace")
     assert outcome(other) == [("linux/amd64", "published", ["built", "built"])]
 
 
@@ -407,6 +407,25 @@ def test_hot_sets_beside_the_image(host: str, layout: Path, key: Path, tmp_path:
         assert decode_pack(whole).hotset.workload == workload and row["signed_by"]
     again = said(capsys, "hotset", "publish", where, "--from", files / hotset_name(image.image_key, "train"))
     assert [(row["workload"], row["status"]) for row in again["sets"]] == [("train", "there")]
+    record(image, [BASE, NEW], "train", files, packed=False)
+    train = files / hotset_name(image.image_key, "train")
+    SecretKey.generate().save(tmp_path / "other.pem")
+    for argv in ([], ["--key", tmp_path / "other.pem"]):
+        (row,) = said(capsys, "hotset", "publish", where, "--from", train, *argv, code=1)["sets"]
+        assert (row["status"], row["artifact"], row["signed_by"]) == ("refused", "", "")
+        assert f"the hot set train there is signed by {rows['train']['signed_by']}, the new one " in row["note"]
+    (row,) = said(capsys, "hotset", "publish", where, "--from", train, *argv, "--replace")["sets"]
+    assert row["status"] == "published" and row["artifact"] != rows["train"]["artifact"]
+
+
+def test_an_index_of_another_key_is_replaced_when_told(layout: Path, key: Path, tmp_path: Path, capsys: Out) -> None:
+    source = f"oci-layout:{layout}:v2"
+    said(capsys, "index", "publish", source, "--key", key)
+    SecretKey.generate().save(tmp_path / "other.pem")
+    (row,) = said(capsys, "index", "publish", source, "--key", tmp_path / "other.pem", code=1)["platforms"]
+    assert row["status"] == "refused" and "say --replace" in row["reason"] and row["layers"] == []
+    (row,) = said(capsys, "index", "publish", source, "--key", tmp_path / "other.pem", "--replace")["platforms"]
+    assert row["status"] == "published"
 
 
 def test_hot_sets_as_files(layout: Path, tmp_path: Path, capsys: Out) -> None:

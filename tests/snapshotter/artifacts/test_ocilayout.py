@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from snapshotter.artifacts.displacement import Displacement
 from snapshotter.artifacts.manifest import HEAD_TYPE, digest_of
 from snapshotter.artifacts.model import Artifact, Blob, Kind, Subject
 from snapshotter.artifacts.ocilayout import LayoutPlace
@@ -55,7 +58,13 @@ def test_signatures(tmp_path: Path) -> None:
     first, second = (sign(plain, SecretKey.generate()) for _ in range(2))
     assert not place.put(first, opened).existed
     assert place.put(replace(plain, created=9), opened).existed
-    assert not place.put(second, opened).existed
+    for other in (second, artifact("default", b"not signed")):
+        with pytest.raises(Displacement, match="is signed by"):
+            place.put(other, opened)
+    assert [it.artifact for it in place.held(IMAGE)] == [first]
+    with pytest.raises(Displacement, match="is not signed: sign it"):
+        place.put(artifact("default", b"not signed"), opened, replace=True)
+    assert not place.put(second, opened, replace=True).existed
     (held,) = place.held(IMAGE)
     assert held.artifact.signatures == second.signatures
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.artifacts.displacement import Displacement
 from snapshotter.artifacts.finder import Finder
 from snapshotter.artifacts.manifest import MANIFEST_TYPE, digest_of, encode, place_tags
 from snapshotter.artifacts.model import Artifact, Kind, Signature, Subject
@@ -130,6 +131,35 @@ def test_signatures_are_content(backend: tuple[str, bool]) -> None:
     assert second.digest != first.digest and not any("blobs" in one for one in written)
     third, written = put(host, ref, (artifact, blobs))
     assert written == [] and third.digest == second.digest, "a signature is not lost to who has none"
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_what_is_signed_is_not_displaced(backend: tuple[str, bool], tagged: bool) -> None:
+    """At its tags, or, as another publisher has taken these, only listed among the referrers."""
+    host, _ = backend
+    ref = repository(host)
+    artifact, blobs = hot_set(seed="1")
+    ci, other = Signature("ci", bytes(64)), Signature("other", bytes(64))
+    signed, _ = put(host, ref, (replace(artifact, signatures=(ci,)), blobs))
+    with registry() as client:
+        push = Pusher(client)
+        if not tagged:
+            foreign = encode(hot_set("another", subject=None)[0]).replace(b'"dev.bootseer', b'"not.bootseer')
+            for blob, data in hot_set("another")[1].items():
+                push.put_blob(ref, blob, len(data), lambda data=data: iter([data]))  # type: ignore[misc]
+            for tag in signed.tags:
+                push.put_manifest(ref, tag, foreign, MANIFEST_TYPE)
+        newer, blobs = hot_set(seed="2")
+        for signatures in ((), (other,)):
+            for again in (False, True) if not signatures else (False,):
+                with pytest.raises(Displacement, match="hot set default there is signed by ci") as caught:
+                    publish(push, ref, replace(newer, signatures=signatures), opener(blobs), replace=again)
+                assert "\n" not in str(caught.value) and ("--replace" in str(caught.value)) == bool(signatures)
+        assert push.get(ref, f"manifests/{signed.digest}", MANIFEST_TYPE, "signed") is not None
+        done = publish(push, ref, replace(newer, signatures=(other,)), opener(blobs), replace=True)
+        both = replace(newer, signatures=(other, ci))
+        assert publish(push, ref, both, opener(blobs)).digest != done.digest, "one key in common is enough"
+        assert push.get(ref, f"manifests/{signed.digest}", MANIFEST_TYPE, "signed") is None
 
 
 def test_only_missing_blobs_are_uploaded(backend: tuple[str, bool]) -> None:

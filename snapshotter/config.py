@@ -258,7 +258,7 @@ class PublishConfig:
     to: str = _option("", "Repository 'HOST/REPOSITORY', directory or URL; empty: the image's own repository.")
     key: str = _option("", "Secret key that signs; empty: not signed.", absolute=True)
     jitter_s: float = _option(60.0, "Longest random delay before publishing.", unit="s", low=0, high=86400)
-    min_records: int = _option(2, "Recordings that have to agree before a hot set is published.", low=1, high=64)
+    min_records: int = _option(2, "Recordings that have to agree before a hot set is published.", low=2, high=64)
 
 
 @dataclass(frozen=True, slots=True)

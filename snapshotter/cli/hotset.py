@@ -3,13 +3,10 @@
 import argparse
 from pathlib import Path
 
+from blockindex.hotset import DEFAULT_GAP
 from snapshotter.cli.tree import Commands, add_config, add_publishing
 
-__all__ = ["DEFAULT_GAP", "add"]
-
-DEFAULT_GAP = 1
-"""Blocks. Of 6.2 demand fetches that other runs of a concurrent start still needed, 2.6 go away for 1.3 % more bytes;
-closing larger gaps costs as much a block and saves a fifth of that (docs/performance.md)."""
+__all__ = ["add"]
 
 
 def add(commands: Commands) -> None:

@@ -5,19 +5,21 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from blockindex.hotpack import HotPack, decode_frame, encode_hotset
+from blockindex.hotpack import encode_hotset
 from blockindex.hotset import HotSet, fitted, merge
 from snapshotter.cli.hotsetfind import Found, find, one_line, read_file
 from snapshotter.cli.progress import Progress
 from snapshotter.cli.table import megabytes, table
 from snapshotter.config import load_config
 from snapshotter.errors import NotFound, UserError
+from snapshotter.hotpacking import check_frames
 from snapshotter.hotstore import HotStore
 
-__all__ = ["check_frames", "import_sets", "merge_files", "remove", "write_file"]
+__all__ = ["import_sets", "merge_files", "remove", "write_file"]
 
 
 def merge_files(args: argparse.Namespace) -> int:
@@ -64,7 +66,7 @@ def import_sets(args: argparse.Namespace) -> int:
         for item in found:
             hotset = item.pack.hotset
             with one_line(item.path), item.path.open("rb") as source:
-                check_frames(item.pack, source, progress, done)
+                check_frames(item.pack, source, partial(_show, progress, hotset.workload, done))
                 source.seek(0)
                 copy = _copier(source)
                 taken.append((item, store.put(hotset.image_key, hotset.workload, copy)))
@@ -114,12 +116,8 @@ def _sources(source: Path) -> list[Found]:
     return [read_file(source)]
 
 
-def check_frames(pack: HotPack, file: BinaryIO, progress: Progress, before: int) -> None:
-    """Corrupt unless every frame decodes; `before` bytes of other files have been looked at."""
-    for frame in pack.frames:
-        file.seek(frame.offset)
-        decode_frame(pack, frame, file.read(frame.size))
-        progress.show(before + frame.offset + frame.size, f"checking {pack.hotset.workload}")
+def _show(progress: Progress, workload: str, before: int, done: int) -> None:
+    progress.show(before + done, f"checking {workload}")
 
 
 def _copier(source: BinaryIO) -> Callable[[BinaryIO], None]:

@@ -16,14 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from blockindex.hotpack import Codec, HotPack
-from blockindex.hotset import DEFAULT_WORKLOAD, includes
+from blockindex.hotset import DEFAULT_GAP, DEFAULT_WORKLOAD, includes
 from snapshotter.artifacts.displacement import Displacement
 from snapshotter.artifacts.made import hot_artifact, read_chunks
 from snapshotter.artifacts.model import Blob
 from snapshotter.artifacts.place import OpenBlob, Place, Placed
-from snapshotter.cli.hotset import DEFAULT_GAP
 from snapshotter.cli.hotsetbuild import exported
-from snapshotter.cli.hotsetfiles import check_frames
 from snapshotter.cli.hotsetfind import Found, one_line, read_file
 from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of, readable, signing_key
 from snapshotter.cli.progress import Progress
@@ -31,6 +29,7 @@ from snapshotter.cli.publishing import ADVICE, Sending, image_name
 from snapshotter.cli.table import megabytes, table
 from snapshotter.config import Config, load_config
 from snapshotter.errors import NotFound, UserError
+from snapshotter.hotpacking import check_frames
 from snapshotter.hotstore import HotStore
 from snapshotter.imagesource import ImageSource, PlatformImage, Refused, platform_images
 from snapshotter.registry import Registry
@@ -173,7 +172,7 @@ def _check(found: Found) -> None:
     progress = Progress(found.pack.size)
     try:
         with one_line(found.path), found.path.open("rb") as file:
-            check_frames(found.pack, file, progress, 0)
+            check_frames(found.pack, file, lambda done: progress.show(done, f"checking {found.pack.hotset.workload}"))
     finally:
         progress.end()
 

@@ -1,33 +1,17 @@
-"""What the commands that publish share: the name of an image, whose signature it is, progress while blobs are sent."""
+"""What the commands that publish share: the name of an image, whose signature it is, progress while blobs are sent.
+The first two are `artifacts.naming`'s."""
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from snapshotter.artifacts.model import Artifact, Blob, Subject
-from snapshotter.artifacts.place import ImageName, OpenBlob
+from snapshotter.artifacts.model import Artifact, Blob
+from snapshotter.artifacts.naming import image_name, is_signed_by
+from snapshotter.artifacts.place import OpenBlob
 from snapshotter.cli.progress import Progress
-from snapshotter.imagesource import PlatformImage
-from snapshotter.trust.statement import statement
-
-if TYPE_CHECKING:
-    from snapshotter.trust.keys import SecretKey
 
 __all__ = ["ADVICE", "Sending", "image_name", "is_signed_by"]
 
 ADVICE = "log in with `docker login`, or publish elsewhere with --to HOST/REPOSITORY or --to DIR"
-
-
-def image_name(image: PlatformImage) -> ImageName:
-    """What the artifacts of this image are found by."""
-    it = image.document
-    return ImageName(image.image_key, image.layers, Subject(it.digest, it.media_type, len(it.body)))
-
-
-def is_signed_by(artifact: Artifact, key: "SecretKey") -> bool:
-    """Whether the key has signed exactly this."""
-    mine = [one for one in artifact.signatures if one.key == key.public.name]
-    return any(key.public.verify(statement(artifact), one.value) for one in mine)
 
 
 class Sending:

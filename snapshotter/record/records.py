@@ -68,7 +68,7 @@ class Records:
             if commanded:
                 self._delete(key, workload)
             self._add(fitted(record))
-            records = self._of(key)
+            records = self.of(key)
             if workload == DEFAULT_WORKLOAD and not commanded:
                 return self._mix(key, records)
             hotset = own_set(records[workload])
@@ -79,6 +79,16 @@ class Records:
                 except (SnapshotterError, BlockIndexError, OSError) as error:  # the workload has its set all the same
                     _log.warning("record.no_default image_key=%s error=%r", key, str(error))
             return kept
+
+    def of(self, key: str) -> dict[str, list[HotSet]]:
+        """The image's recordings by workload, the newest first."""
+        found: dict[str, list[HotSet]] = {}
+        for path in sorted(self._image(key).glob("*/*.bsh"), reverse=True):
+            try:
+                found.setdefault(path.parent.name, []).append(read_head(path).hotset)
+            except (BlockIndexError, OSError) as error:
+                _log.warning("record.damaged path=%s error=%r", path, str(error))
+        return found
 
     def mixes_default(self, key: str) -> bool:
         """Whether the image's `default` here is one that was made of recordings of its workloads."""
@@ -121,16 +131,6 @@ class Records:
         temporary.rename(path)
         for old in [*sorted(directory.glob("*.bsh"))[: -self._config.records], directory / _STALE]:
             old.unlink(missing_ok=True)
-
-    def _of(self, key: str) -> dict[str, list[HotSet]]:
-        """The image's recordings by workload, the newest first."""
-        found: dict[str, list[HotSet]] = {}
-        for path in sorted(self._image(key).glob("*/*.bsh"), reverse=True):
-            try:
-                found.setdefault(path.parent.name, []).append(read_head(path).hotset)
-            except (BlockIndexError, OSError) as error:
-                _log.warning("record.damaged path=%s error=%r", path, str(error))
-        return found
 
     def _mix(self, key: str, records: Mapping[str, list[HotSet]]) -> Kept:
         config = self._config

@@ -20,8 +20,9 @@ from blockindex.hotpack import Codec, decode_frame, decode_pack, encode_hotset
 from blockindex.hotset import HotLayer, HotSet, from_touches, image_key
 from blockindex.layerindex import LayerIndex
 from blockindex.model import BLOCK
+from snapshotter import hotpacking
 from snapshotter.blockstore import UNVERIFIED, BlockStore, LayerRecord, Staging, node_name
-from snapshotter.cli import hotsetbuild, main
+from snapshotter.cli import main
 from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest
 from snapshotter.unproven import Pack, Unproven
@@ -412,7 +413,7 @@ def test_packing_reads_little_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
             yield bytes([number])
 
     taken = []
-    for data in hotsetbuild._on_all_cpus(lambda item: item * 2, items()):
+    for data in hotpacking.on_all_cpus(lambda item: item * 2, items()):
         taken.append(data)
         assert len(given) - len(taken) <= 3
     assert taken == [bytes([number]) * 2 for number in range(20)]

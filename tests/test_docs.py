@@ -366,6 +366,7 @@ ROWS_OF_OTHER_NODES = {
     *("id", "at", "layer", "images", "files", "runs", "pack", "served", "key"),  # an alarm
     *("why", "recorded", "missed_share", "stale_share"),  # a container whose workload is known
     *("artifact", "times"),  # an artifact that was refused
+    *("done", "status", "pauses"),  # what a node has published
 }
 """Fields of rows that this daemon has none of; others are those of other rows too."""
 

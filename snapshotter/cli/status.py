@@ -37,6 +37,7 @@ _TOP = (
     "prefetches",
     "artifacts_refused",
     "workloads",
+    "publishing",
     "layers",
 )
 
@@ -108,6 +109,8 @@ def render(answer: Mapping[str, Any]) -> str:
     if workloads := answer.get("workloads"):
         rows = [_start_row(row) for row in workloads[-_STARTS:]]
         parts.append(table(("CONTAINER", "WORKLOAD", "BY", "IMAGE", "RECORDED", "MISSED", "STALE"), rows))
+    if publishing := answer.get("publishing"):
+        parts += _publishing(publishing)
     parts += [f"{key}: {_plain(value)}" for key, value in answer.items() if key not in _TOP]
     layers = answer.get("layers", [])
     parts.append(_layers(layers) if layers else "no layers")
@@ -118,6 +121,18 @@ def _store(cache: Mapping[str, Any]) -> str:
     bound = f" of {megabytes(cache['max_bytes'])}" if cache.get("max_bytes") else ""
     free = f"{megabytes(cache.get('free_bytes', 0))} of {megabytes(cache.get('disk_bytes', 0))}"
     return f"store: {megabytes(cache.get('taken_bytes', 0))}{bound}; free on its disk: {free}"
+
+
+def _publishing(document: Mapping[str, Any]) -> list[str]:
+    """Tables of what this node has published, and of what it leaves alone for a while."""
+    parts = []
+    if done := document.get("done"):
+        rows = [[str(row.get(key) or "-") for key in ("what", "workload", "image", "to", "status")] for row in done]
+        parts.append(table(("PUBLISHED", "WORKLOAD", "IMAGE", "TO", "RESULT"), rows))
+    if pauses := document.get("pauses"):
+        rows = [[str(row.get("to")), str(row.get("failures")), str(row.get("error"))] for row in pauses]
+        parts.append(table(("NOT PUBLISHED TO", "FAILED", "WHY"), rows))
+    return parts or ["publishing: nothing yet"]
 
 
 def _prefetch_row(row: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from .image import check_image
 from .kernel import KernelFacts, check_kernel
 from .model import Check, fail, ok, warn
 from .node import RootFacts, check_cri, check_daemon, check_ordinary, check_root
-from .trust import check_trust
+from .trust import check_publishing, check_trust
 
 __all__ = ["Subject", "check_containerd", "examine"]
 
@@ -79,6 +79,7 @@ def _trust(config: Config) -> Iterator[Check]:
     except SnapshotterError:  # not root, which was said
         alarms = []
     yield from check_trust(config.trust.policy, KeyRing.load(map(Path, config.trust.keys)), alarms)
+    yield from check_publishing(config)
 
 
 def _containerd(subject: Subject) -> Iterator[Check]:

@@ -1,13 +1,16 @@
-"""Whose artifacts this node uses, and whether one of them was found out."""
+"""Whose artifacts this node uses, whether one of them was found out, and whether others can use its own."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from snapshotter.alarms import Alarm
-from snapshotter.trust.keys import KeyRing
+from snapshotter.config import Config
+from snapshotter.errors import SnapshotterError
+from snapshotter.trust.keys import KeyRing, SecretKey
 
 from .model import Check, fail, ok, warn
 
-__all__ = ["check_trust"]
+__all__ = ["check_publishing", "check_trust"]
 
 
 def check_trust(policy: str, ring: KeyRing, alarms: Sequence[Alarm]) -> list[Check]:
@@ -28,3 +31,26 @@ def check_trust(policy: str, ring: KeyRing, alarms: Sequence[Alarm]) -> list[Che
         why = "containers of these layers' images may have read them"
         checks.append(fail("alarms", what, why, "bootseer alarm ls; restart what it names; bootseer alarm clear"))
     return checks
+
+
+def check_publishing(config: Config) -> list[Check]:
+    """Whether what this node publishes is of use to others; nothing where it does not publish."""
+    if not config.publish.enabled:
+        return []
+    checks = []
+    if config.workload.records < config.publish.min_records:
+        what = (
+            f"records in [workload] is {config.workload.records}, min_records in [publish] {config.publish.min_records}"
+        )
+        why = "hot sets are never published"
+        checks.append(warn("publish-records", what, why, f"set records to at least {config.publish.min_records}"))
+    if not config.publish.key:
+        why = "nodes that trust signed artifacts alone use only which blocks are hot, and no index"
+        checks.append(warn("publish-key", "artifacts are published unsigned", why, "set key in [publish]"))
+    else:
+        try:
+            SecretKey.load(Path(config.publish.key))
+        except SnapshotterError as error:
+            checks.append(fail("publish-key", str(error), "nothing is published", "bootseer key generate"))
+    where = config.publish.to or "the images' own repositories"
+    return checks or [ok("publish", f"to {where}, signed")]

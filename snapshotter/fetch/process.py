@@ -40,6 +40,7 @@ from .latejudge import LateJudge
 from .layer import LayerFetch, Tally, Waiter
 from .overflow import Overflow
 from .prefetch import HotFinder
+from .publishing import Publishing
 from .sources import Sources
 from .workloads import WorkloadCalls
 
@@ -99,6 +100,7 @@ class FetchProcess:
         self._hosts: dict[str, Host] = {}
         self._prefetches = Prefetches(hot, self._host_of_image, self._layer_if_there, layers_of, config.hotset.streams)
         self._carrying = Carrying(Path(config.root), self._prefetches.lacks, self._prefetches.begin_anew)
+        self._publishing = Publishing(config)
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "ensure": self.ensure,
             "hot": self.hot,
@@ -118,6 +120,7 @@ class FetchProcess:
         """Answer the ring's requests until the process ends."""
         self._ring.inherit()
         threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
+        self._publishing.start()
         while True:
             for slot in self._ring.take():
                 self._take(slot)
@@ -390,6 +393,7 @@ class FetchProcess:
             "requests_in_flight": self._ring.in_flight(),
             "unstored_bytes": self._overflow.size,
             "alarms": [asdict(alarm) for alarm in self._alarms.entries()],
+            "publishing": self._publishing.status(),
         }
 
     def journal(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from snapshotter.alarms import Alarms
+from snapshotter.config import Config, PublishConfig, WorkloadConfig
 from snapshotter.doctor.model import State
-from snapshotter.doctor.trust import check_trust
+from snapshotter.doctor.trust import check_publishing, check_trust
 from snapshotter.trust.keys import KeyRing, SecretKey
 from snapshotter.unproven import Pack
 
@@ -35,3 +36,15 @@ def test_an_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check = check_trust("signed", KeyRing({}), alarms.entries())[-1]
     assert check.state is State.FAIL and "aaaaaaaaaaaa" in check.what and "bootseer alarm clear" in check.fix
     caplog.clear()
+
+
+def test_publishing_is_of_use_to_others(tmp_path: Path) -> None:
+    assert check_publishing(Config()) == []
+    config = Config(publish=PublishConfig(enabled=True, min_records=9), workload=WorkloadConfig(records=8))
+    records, key = check_publishing(config)
+    assert records.state is key.state is State.WARN and "never published" in records.why and "unsigned" in key.what
+    config = Config(publish=PublishConfig(enabled=True, key=str(tmp_path / "key.pem")))
+    assert [check.state for check in check_publishing(config)] == [State.FAIL]
+    SecretKey.generate().save(tmp_path / "key.pem")
+    (check,) = check_publishing(config)
+    assert check.state is State.OK and "signed" in check.what

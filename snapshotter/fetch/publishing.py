@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 
 from snapshotter.config import Config
 from snapshotter.errors import SnapshotterError
@@ -31,6 +30,7 @@ class Publishing:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._ended = threading.Event()
 
     def __repr__(self) -> str:
         return f"<Publishing {'on' if self._config.publish.enabled else 'off'}>"
@@ -40,14 +40,17 @@ class Publishing:
         if self._config.publish.enabled:
             threading.Thread(target=self._run, name="publishing", daemon=True).start()
 
+    def end(self) -> None:
+        """Begin no more rounds."""
+        self._ended.set()
+
     def status(self) -> dict[str, list[dict[str, object]]]:
         """What was done, and which places are left alone; empty where this node does not publish."""
         return State.load(self._config.root_path).document() if self._config.publish.enabled else {}
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        while True:
-            time.sleep(pause_s + random.uniform(0, self._config.publish.jitter_s))
+        while not self._ended.wait(pause_s + random.uniform(0, self._config.publish.jitter_s)):
             pause_s = _PAUSE_S
             try:
                 self.round()

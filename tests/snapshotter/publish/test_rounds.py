@@ -3,6 +3,7 @@
 import fcntl
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from hashlib import sha256
@@ -86,6 +87,19 @@ def test_two_nodes_publish_one(image: str, tmp_path: Path) -> None:
     assert len(hot.artifact.blobs) == 2, "with its bytes"
     (train,) = found(image, Kind.HOT_SET, "train")
     assert len(train.artifact.blobs) == 1, "whose bytes are in the pack of default"
+
+
+def test_two_nodes_at_the_same_time(image: str, tmp_path: Path) -> None:
+    """Both may have looked before either has written; whatever comes first, one is found, whole, and that is all."""
+    nodes = [Node(tmp_path / name, image, LAYERS) for name in "ab"]
+    for node in nodes:
+        node.record(START, times=2)
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(Node.done, nodes):
+            assert set(done) == {"", "train", "default"} and set(done.values()) <= {"published", "there"}
+    assert nodes[0].done() == nodes[1].done() == {}
+    for kind, workload in ((Kind.LAYER_INDEX, ""), (Kind.HOT_SET, "train"), (Kind.HOT_SET, "default")):
+        assert 1 <= len(found(image, kind, workload)) <= 2
 
 
 def test_a_set_that_has_changed_takes_the_place_of_the_old_one(image: str, tmp_path: Path) -> None:

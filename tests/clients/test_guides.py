@@ -74,7 +74,8 @@ def _machine(containerd: Containerd, images: Images) -> Iterator[Machine]:
 def _ready(containerd: Containerd, images: Images) -> Iterator[Machine]:
     """A machine that is set up."""
     with _machine(containerd, images) as machine:
-        machine.shell(f"ln -s {BOOTSEER} /usr/local/bin/bootseer")
+        machine.shell(f"mkdir -p /opt/bootseer/current/bin && ln -s {BOOTSEER} /opt/bootseer/current/bin/bootseer")
+        machine.shell("ln -s /opt/bootseer/current/bin/bootseer /usr/local/bin/bootseer")
         for heading in ("Configure", "Run", "Registries"):
             machine.follow(*SETUP.steps(heading))
         machine.write(_CONTAINERD_CONFIG, _config(containerd, cri=False))

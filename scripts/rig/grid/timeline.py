@@ -19,6 +19,7 @@ from scripts.rig.errors import RigError
 __all__ = ["Moment", "Timeline", "milestones", "read_timeline", "render"]
 
 _SHARES = (10, 50, 90, 100)
+_ARTIFACT = ".bootseer-"  # in the tags of our artifacts: each look-up is shown
 _FEW = 6
 _LINE = re.compile(r"^time=(\S+) level=(\w+) logger=\S+ ([a-z_.]+)(.*)$")
 _REQUEST = re.compile(r'"?(GET|HEAD) (\S+)(?: HTTP/[0-9.]+")? (\d{3}) (\d+)')
@@ -55,9 +56,10 @@ def read_timeline(directory: Path) -> Timeline:
     moments = [Moment(float(event["t"]), "bench", str(event["event"])) for event in events]
     ready_s = next((moment.t for moment in moments if moment.text == "ready"), None)
     moments += _link(samples, ready_s)
-    for server in ("registry", "index"):
+    for server in ("registry", "files"):
         mine = [(float(each["t"]), _short(str(each["line"]))) for each in requests if each["server"] == server]
-        moments += milestones(server, "request", [(t, text) for t, text in mine if text])
+        moments += [Moment(t, server, text) for t, text in mine if _ARTIFACT in text]
+        moments += milestones(server, "request", [(t, text) for t, text in mine if text and _ARTIFACT not in text])
     log = directory / "bootseer.log"
     if log.exists():
         moments += _daemon(log.read_text(errors="replace").splitlines(), started)

@@ -28,6 +28,7 @@ GOAL_P99_US = 1000.0
 THREADS = 16
 _SIZE = 4096
 _ROUNDS_MAX = 3
+_BUSY_NS = 1_000_000
 _SLICES = 8  # of a round under load; those in which nothing was decoded any more do not count
 _PIECE = 8 << 20
 _TOML = f"""
@@ -161,14 +162,14 @@ class _Load:
         self._pid = next(row["pid"] for row in document["processes"] if row["name"] == "fetch")
         self._present = sum(layer["present_bytes"] for layer in document["layers"])
         self._started = time.monotonic()
-        self._ticks = _ticks(self._pid)
+        self._used = _used_ns(self._pid)
         self._busy: list[int] = []
 
     def went_on(self) -> bool:
         """Whether threads used CPU since the last call (or the beginning)."""
-        ticks = _ticks(self._pid)
-        busy = sum(1 for thread, count in ticks.items() if count > self._ticks.get(thread, 0))
-        self._ticks = ticks
+        used = _used_ns(self._pid)
+        busy = sum(1 for thread, ns in used.items() if ns - self._used.get(thread, 0) > _BUSY_NS)
+        self._used = used
         if busy:
             self._busy.append(busy)
         return busy > 0
@@ -183,10 +184,7 @@ class _Load:
         return sorted(self._busy)[len(self._busy) // 2], rate
 
 
-def _ticks(pid: int) -> dict[int, int]:
-    """Clock ticks of CPU by thread."""
-    found = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        found[int(task.name)] = int(fields[11]) + int(fields[12])
-    return found
+def _used_ns(pid: int) -> dict[int, int]:
+    """CPU time by thread."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(task.name): int((task / "schedstat").read_text().split()[0]) for task in tasks}

@@ -29,8 +29,8 @@ def kept(tmp_path: Path) -> Path:
     registry = f'10.77.0.1 - - [30/Nov/2026:21:00:00 +0000] "GET /v2/a/blobs/sha256:{DIGEST} HTTP/1.1" 206 4096 "" "x"'
     _write(directory / "requests.jsonl", [
         {"t": 0.2, "server": "registry", "line": registry},
-        {"t": 0.3, "server": "index", "line": f"GET /sha256/{DIGEST}.bsi 200 77"},
-        {"t": 0.3, "server": "index", "line": "Traceback of something"},
+        {"t": 0.3, "server": "files", "line": f"GET /sha256/{DIGEST}.bsi 200 77"},
+        {"t": 0.3, "server": "files", "line": "Traceback of something"},
     ])  # fmt: skip
     (directory / "clock.json").write_text(json.dumps({"started": STARTED}))
     stamp = "time=2026-11-30T{}Z level=info logger=snapshotter.x {}"
@@ -46,7 +46,7 @@ def test_moments_of_all_sources_in_one_order(kept: Path) -> None:
     assert [moment.t for moment in timeline.moments] == sorted(moment.t for moment in timeline.moments)
     found = {(moment.source, moment.text): moment.t for moment in timeline.moments}
     assert found["registry", "GET /v2/a/blobs/sha256:abababababab 206, 4096 bytes"] == 0.2
-    assert found["index", "GET /sha256/abababababab.bsi 200, 77 bytes"] == 0.3
+    assert found["files", "GET /sha256/abababababab.bsi 200, 77 bytes"] == 0.3
     assert found["daemon", "hotset.found bytes=9"] == pytest.approx(0.4)
     assert found["link", "50 % of the 20.00 MB that were received until ready"] == pytest.approx(1.0)
     assert found["daemon", "frame.landed: the first of 20: frame.landed frame=0"] == pytest.approx(1.0)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -309,9 +309,18 @@ def _layer(draw: st.DrawFn, below: dict[str, str], gone: set[str]) -> tuple[byte
     covered = [path + "/" for path in (*hidden, *opaque)]
     for path in [path for path in below if path in hidden or path.startswith(tuple(covered))]:
         del below[path]
-    below |= entries
+    below |= {path: kind for path, kind in entries.items() if not _is_swept(path, opaque, entries)}
     parents = {path[:end] for path in (*entries, *hidden) for end in range(len(path)) if path[end] == "/"}
     return b"".join(parts) + END, {path for path in parents if entries.get(path) != "dir"}
+
+
+def _is_swept(path: str, opaque: list[str], entries: Mapping[str, str]) -> bool:
+    """Whether an opaque directory of its own layer takes it away: with a directory in between that has no entry."""
+    ends = [end for end in range(len(path)) if path[end] == "/"]
+    return any(
+        path.startswith(f"{top}/") and any(path[:end] not in entries for end in ends if end > len(top))
+        for top in opaque
+    )
 
 
 @pytest.mark.timeout(300)

@@ -428,6 +428,19 @@ def test_an_index_of_another_key_is_replaced_when_told(layout: Path, key: Path, 
     assert row["status"] == "published"
 
 
+def test_a_copy_leaves_what_is_signed(layout: Path, key: Path, tmp_path: Path, capsys: Out) -> None:
+    """The image is copied all the same."""
+    (image,) = images(layout, "v2")
+    source, target = f"oci-layout:{layout}:v2", f"oci-layout:{tmp_path / 'out'}:v2"
+    said(capsys, "copy", source, target)
+    for where, packed, argv in ((target, True, ["--key", key]), (source, False, [])):
+        record(image, [BASE, NEW], "default", tmp_path / f"{packed}", packed)
+        said(capsys, "hotset", "publish", where, "--from", tmp_path / f"{packed}", *argv)
+    assert [row["status"] for row in said(capsys, "copy", source, target, code=1)["artifacts"]] == ["refused"]
+    (row,) = said(capsys, "hotset", "publish", target, "--from", tmp_path / "True", "--key", key)["sets"]
+    assert row["status"] == "there" and row["signed_by"]
+
+
 def test_hot_sets_as_files(layout: Path, tmp_path: Path, capsys: Out) -> None:
     """From the node's own directory too: without its blocks, the extents alone."""
     (image,) = images(layout, "v2")

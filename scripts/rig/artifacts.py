@@ -19,7 +19,7 @@ from scripts.rig.process import run, wait_for
 from scripts.rig.registry import ADDRESS
 from scripts.rig.workspace import Workspace
 
-__all__ = ["convert", "indexed", "key_of", "node_toml", "publish_hot_set", "publish_indexes"]
+__all__ = ["convert", "key_of", "node_toml", "publish_hot_set", "publish_indexes"]
 
 Progress = Callable[[str], None]
 _BUILD_S = 1800.0
@@ -41,7 +41,7 @@ def node_toml(workspace: Workspace) -> str:
     return f'[trust]\nkeys = ["{key_of(workspace)}.pub"]\n'
 
 
-def indexed(reference: str) -> str:
+def _indexed(reference: str) -> str:
     """The reference of the image's copy that has layer indexes."""
     return reference.replace("/bench/", "/indexed/")
 
@@ -53,7 +53,7 @@ def _hot(reference: str) -> str:
 def publish_indexes(workspace: Workspace, ends: Ends, reference: str, progress: Progress) -> str:
     """Copy the image, build its indexes as its publisher would, beside the registry; the copy's reference."""
     started = time.monotonic()
-    copy = indexed(reference)
+    copy = _indexed(reference)
     _far(workspace, ends, "copying the image", "copy", "--plain-http", reference, copy)
     words = ("index", "publish", "--plain-http", "--key", str(key_of(workspace)), copy)
     _far(workspace, ends, "publishing the indexes", *words)
@@ -66,7 +66,7 @@ def publish_hot_set(workspace: Workspace, link: Link, recipe: Recipe, reference:
     it has recorded; the copy's reference."""
     started = time.monotonic()
     copy = _hot(reference)
-    _far(workspace, link, "copying the image", "copy", "--plain-http", indexed(reference), copy)
+    _far(workspace, link, "copying the image", "copy", "--plain-http", _indexed(reference), copy)
     name = f"record-{recipe.name}"
     node = Node(workspace, link, name, ("", ADDRESS), node_toml(workspace))
     try:

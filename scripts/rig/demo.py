@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.rig.arguments import count
 from scripts.rig.artifacts import publish_hot_set, publish_indexes
 from scripts.rig.coldstart import Bench, ColdStart, System, cold_start
 from scripts.rig.errors import RigError
@@ -125,7 +126,7 @@ def _parse(argv: Sequence[str] | None) -> _Options:
     parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").splitlines()[0])
     systems = [system.value for system in SYSTEMS]
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
-    parser.add_argument("--rounds", type=_positive_int, default=3, metavar="N", help="cold starts of each (3)")
+    parser.add_argument("--rounds", type=count, default=3, metavar="N", help="cold starts of each (3)")
     parser.add_argument("--mbit", type=_positive_float, default=100.0, help="rate of the link (100)")
     parser.add_argument("--rtt-ms", type=_positive_float, default=20.0, help="round-trip time of the link (20)")
     parser.add_argument("--image", choices=sorted(RECIPES), default="numpy", help="image to start (numpy)")
@@ -135,13 +136,6 @@ def _parse(argv: Sequence[str] | None) -> _Options:
         parser.error(f"--json: no directory {options.json.absolute().parent}")
     chosen = tuple(system for system in SYSTEMS if system.value in options.systems)
     return _Options(options.image, chosen, options.rounds, options.mbit, options.rtt_ms, options.json)
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _positive_float(text: str) -> float:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from scripts.rig.arguments import count
 from scripts.rig.chaos.coldlayers import ColdLayers
 from scripts.rig.chaos.containers import Container
 from scripts.rig.chaos.disturbers import Disturber, all_of
@@ -244,22 +245,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to FILE")
     parser.add_argument("--keep", action="store_true", help="keep the logs even if all went well")
     parser.add_argument("--load", action="store_true", help="instead: many containers at once, one layer very often")
-    parser.add_argument("--images", type=_count, default=10, metavar="N", help="with --load: images (10)")
+    parser.add_argument("--images", type=count, default=10, metavar="N", help="with --load: images (10)")
     layers = "with --load: layers of the first images, the others have two (128 64)"
     parser.add_argument("--layers", type=_layers, nargs="*", default=[128, 64], metavar="N", help=layers)
-    parser.add_argument("--containers", type=_count, default=5, metavar="N", help="with --load: of each image (5)")
-    parser.add_argument("--cycles", type=_count, default=1000, metavar="N", help="with --load: of one layer (1000)")
+    parser.add_argument("--containers", type=count, default=5, metavar="N", help="with --load: of each image (5)")
+    parser.add_argument("--cycles", type=count, default=1000, metavar="N", help="with --load: of one layer (1000)")
     options = parser.parse_args(argv)
     if options.json is not None and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: no directory {options.json.absolute().parent}")
     return options
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _layers(text: str) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.rig.arguments import count
 from scripts.rig.coldstart import ColdStart, Extras, System, cold_start
 from scripts.rig.errors import RigError
 from scripts.rig.grid import machine
@@ -258,10 +259,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--networks", default="metro", metavar="N,M", help=f"of {networks} (metro)")
     every = ", ".join(system.value for system in System)
     parser.add_argument("--systems", default=systems, metavar="S,T", help=f"of {every} ({systems})")
-    parser.add_argument("--rounds", type=_positive, default=5, metavar="K", help="runs of each combination (5)")
+    parser.add_argument("--rounds", type=count, default=5, metavar="K", help="runs of each combination (5)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines are appended to FILE")
     parser.add_argument("--seed", type=int, metavar="N", help="decides the order (drawn, and written into each line)")
-    parser.add_argument("--together", type=_positive, default=1, metavar="N", help="containers started at once (1)")
+    parser.add_argument("--together", type=count, default=1, metavar="N", help="containers started at once (1)")
     parser.add_argument("--resume", action="store_true", help="do not repeat what FILE has of this commit")
     parser.add_argument("--timeline", type=Path, metavar="DIR", help="keep logs of each run in DIR; daemon logs all")
     parser.add_argument("--no-warm", action="store_true", help="no second start on each node")
@@ -270,10 +271,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--any-link", action="store_true", help="use a link that failed its test; times mean nothing")
     parser.add_argument("--max-load", type=float, metavar="L", help="before each run wait for a load of at most L")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scripts.rig.arguments import count
 from scripts.rig.errors import RigError
 from scripts.rig.image import RECIPES
 from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
@@ -132,7 +133,7 @@ def _parse(argv: Sequence[str] | None) -> _Options:
     names = ",".join(MEASUREMENTS)
     parser = argparse.ArgumentParser(prog="scripts/bench node", description="Measure what bootseer costs on a node.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    parser.add_argument("--rounds", type=_positive, default=20, metavar="N", help="pairs, or repetitions (20)")
+    parser.add_argument("--rounds", type=count, default=20, metavar="N", help="pairs, or repetitions (20)")
     parser.add_argument("--only", type=_names, default=tuple(MEASUREMENTS), metavar="NAME,...", help=f"of {names}")
     parser.add_argument("--small", action="store_true", help="tiny image and layers: to see that it works, no figures")
     options = parser.parse_args(argv)
@@ -147,10 +148,3 @@ def _names(text: str) -> tuple[str, ...]:
     if unknown:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(MEASUREMENTS)}")
     return tuple(name for name in MEASUREMENTS if name in wanted)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -257,7 +257,8 @@ class PublishConfig:
     enabled: bool = _option(False, "Whether indexes and hot sets made on this node are published.")
     to: str = _option("", "Repository 'HOST/REPOSITORY', directory or URL; empty: the image's own repository.")
     key: str = _option("", "Secret key that signs; empty: not signed.", absolute=True)
-    jitter_s: float = _option(60.0, "Longest random delay before publishing.", unit="s", low=0, high=86400)
+    every_s: float = _option(300.0, "Time between two looks for what is to be published.", unit="s", low=1, high=86400)
+    jitter_s: float = _option(60.0, "Longest random delay, added to each.", unit="s", low=0, high=86400)
     min_records: int = _option(2, "Recordings that have to agree before a hot set is published.", low=2, high=64)
 
 

@@ -20,8 +20,7 @@ __all__ = ["Publishing"]
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 300.0
-_FIRST_PAUSE_S = 30.0
+_FIRST_PAUSE_S = 30.0  # pulls that a node begins with come first
 _MOST_S = 960.0  # a little more than the program gives itself
 
 
@@ -49,9 +48,10 @@ class Publishing:
         return State.load(self._config.root_path).document() if self._config.publish.enabled else {}
 
     def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while not self._ended.wait(pause_s + random.uniform(0, self._config.publish.jitter_s)):
-            pause_s = _PAUSE_S
+        publish = self._config.publish
+        pause_s = min(_FIRST_PAUSE_S, publish.every_s)
+        while not self._ended.wait(pause_s + random.uniform(0, publish.jitter_s)):
+            pause_s = publish.every_s
             try:
                 self.round()
             except Exception as error:  # without this thread nothing would be published any more

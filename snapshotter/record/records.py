@@ -82,10 +82,15 @@ class Records:
 
     def of(self, key: str) -> dict[str, list[HotSet]]:
         """The image's recordings by workload, the newest first."""
-        found: dict[str, list[HotSet]] = {}
-        for path in sorted(self._image(key).glob("*/*.bsh"), reverse=True):
+        found = {path.name: self.of_workload(key, path.name) for path in sorted(self._image(key).glob("*/"))}
+        return {workload: records for workload, records in found.items() if records}
+
+    def of_workload(self, key: str, workload: str) -> list[HotSet]:
+        """The recordings of one workload, the newest first."""
+        found: list[HotSet] = []
+        for path in sorted((self._image(key) / workload).glob("*.bsh"), reverse=True):
             try:
-                found.setdefault(path.parent.name, []).append(read_head(path).hotset)
+                found.append(read_head(path).hotset)
             except (BlockIndexError, OSError) as error:
                 _log.warning("record.damaged path=%s error=%r", path, str(error))
         return found

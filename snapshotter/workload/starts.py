@@ -10,7 +10,9 @@ Stands between the snapshots and the recorder. The life of a start:
 
 A container is recorded when its image has no hot set at all (from its Prepare on, by the recorder's rule), when its
 workload is stale, or when its workload has no set anywhere and the image's `default` was made here, of other workloads.
-Where `default` came from elsewhere it is given a chance: whoever made it may have known this workload.
+Where `default` came from elsewhere it is given a chance: whoever made it may have known this workload. A node that
+publishes records a workload until its newest recordings agree (`publish.agreement`), `records` times at most; what a
+person has recorded or imported stays as it is.
 
 What was read is counted by the layers' devices, what was missed by the fetch process's journal (`judging`). Both count
 all containers on the layers, since the kernel does not say who reads: therefore a start ends with the next one. A
@@ -33,6 +35,7 @@ from snapshotter.blockstore import node_name
 from snapshotter.config import Config
 from snapshotter.errors import SnapshotterError
 from snapshotter.model import Digest, LayerRef
+from snapshotter.publish.agreement import agree
 from snapshotter.record.recorder import Recorder, namespace_and_name
 from snapshotter.record.records import Records
 
@@ -248,10 +251,19 @@ class Starts:
             return True
         own = self._own_set(key, workload)
         if own is not None and not own.carried_from:  # one that was carried is a guess
-            return False
+            return self._lacks_evidence(key, workload)
         if not self._records.mixes_default(key):
             return False
         return self._hot.hot_state(start.image, start.layers, workload) == "none"
+
+    def _lacks_evidence(self, key: str, workload: str) -> bool:
+        """Whether the workload's set, which is here, would be published, were there more recordings that agree."""
+        if not self._config.publish.enabled:
+            return False
+        records = self._records.of_workload(key, workload)
+        if not records or any(record.manifest for record in records):  # a person's: only commands name the manifest
+            return False
+        return len(records) < self._config.workload.records and not agree(records, self._config.publish.min_records)
 
     # -- judging -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 
 from blockindex.hotset import image_key
 from snapshotter.blockstore import node_name
-from snapshotter.config import Config, RecordConfig, WorkloadConfig
+from snapshotter.config import Config, PublishConfig, RecordConfig, WorkloadConfig
 from snapshotter.errors import SnapshotterError
 from snapshotter.hotstore import HotStore
 from snapshotter.model import Digest, LayerRef
@@ -85,6 +85,7 @@ class Bench:
         self.store = HotStore(root)
         config = Config(
             record=RecordConfig(auto=options.pop("auto", True), window_s=options.pop("window_s", 3600.0)),
+            publish=options.pop("publish", PublishConfig()),
             workload=WorkloadConfig(**options),
         )
         self.records = Records(root, self.store, config.workload)
@@ -192,6 +193,33 @@ def test_who_is_recorded(tmp_path: Path, why: str, recorded: bool) -> None:
     elif why == "it is stale":
         bench.kept(TRAIN, (0, 0, 9, 0))
         bench.records.mark_stale(KEY, name, 0.5)
+    bench.start("a", TRAIN)
+    assert bool(bench.neighbours.recorded) is recorded
+    bench.starts.close()
+
+
+@pytest.mark.parametrize(
+    ("why", "ends", "recorded"),
+    [
+        ("one is none", [100], True),
+        ("the newest two do not agree", [100, 200], True),
+        ("they do", [100, 200, 205], False),
+        ("they never will", [100, 200, 300, 400], False),
+        ("a person's is not touched", [100], False),
+        ("nor one that was imported", [], False),
+    ],
+)
+def test_a_node_that_publishes_records_until_recordings_agree(
+    tmp_path: Path, why: str, ends: list[int], recorded: bool
+) -> None:
+    bench = Bench(tmp_path, publish=PublishConfig(enabled=True), records=4)
+    name = NAMES[TRAIN.argv]
+    for end in ends:
+        made = hotset((1000,), (0, 0, end, 0), workload=name, manifest=DIGEST if why.startswith("a person") else "")
+        bench.records.keep(made, commanded=bool(made.manifest))
+    if not ends:
+        bench.kept(SERVE, (0, 0, 9, 0))
+        bench.store.save(hotset((1000,), (0, 0, 9, 0), workload=name))
     bench.start("a", TRAIN)
     assert bool(bench.neighbours.recorded) is recorded
     bench.starts.close()

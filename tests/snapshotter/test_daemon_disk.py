@@ -1,11 +1,13 @@
 """What disks do to a daemon: they fill up, flip bits, and lose what was not synced. Real kernel, FUSE and mounts."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import random
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -118,6 +120,53 @@ def test_a_disk_that_is_full_and_freed_again(tmp_path: Path, indexed: str, layer
         until(lambda: not daemon.status()["unstored_bytes"])
         before = len(registry.requests)
         read(daemon, big)
+        drop_caches()
+        read(daemon, big)
+        assert len(registry.requests) == before
+
+
+@contextlib.contextmanager
+def quota(path: Path, image: Path, mib: int) -> Iterator[Callable[[int], None]]:
+    """A disk with room, of which only so much may be used; what it gives raises the bound. The kernel holds root to it,
+    as btrfs does alone."""
+    path.mkdir(exist_ok=True)
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+
+    def limit(mib: int) -> None:
+        subprocess.run(["btrfs", "qgroup", "limit", f"{mib}M", "0/5", str(path)], check=True)
+
+    subprocess.run(["mkfs.btrfs", "--quiet", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=True)
+    try:
+        subprocess.run(["btrfs", "quota", "enable", str(path)], check=True)
+        limit(mib)
+        yield limit
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_quota_that_is_used_up_and_raised(tmp_path: Path, indexed: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """EDQUOT, from the kernel: as on a full disk, reads are right all along."""
+    toml = f"{indexed}[cache]\nmin_free_percent = 0\n"
+    big = make_layer(files=24, size=256 << 10, seed=9)
+    write_index(tmp_path / "indexes", big)
+    with (
+        quota(tmp_path / "root", tmp_path / "disk", 4) as limit,
+        origin(big) as registry,
+        Daemon(tmp_path, registry, toml) as daemon,
+    ):
+        daemon.prepare(big)
+        for _ in range(2):
+            read(daemon, big)
+            drop_caches()
+        assert daemon.status()["unstored_bytes"] and row(daemon, big)["state"] != "complete"
+        err = capfd.readouterr().err
+        sys.stderr.write(err)
+        assert "store.full" in err and f"[Errno {errno.EDQUOT}]" in err
+        limit(64)
+        until(lambda: row(daemon, big)["state"] == "complete" and not daemon.status()["unstored_bytes"])
+        before = len(registry.requests)
         drop_caches()
         read(daemon, big)
         assert len(registry.requests) == before

@@ -32,6 +32,7 @@ from .errors import Precondition
 from .fuse.device import open_file
 from .kernel import loop
 from .kernel.mountapi import MountEntry, mount, mounts, umount
+from .killpoints import reach
 from .model import Digest
 
 __all__ = ["Attacher", "Capabilities", "file_backed_ok", "unmount_all", "unmount_dead"]
@@ -111,6 +112,7 @@ class Attacher:
             if entry is None:
                 target.mkdir(mode=0o755, exist_ok=True)
                 self._mount(target, record.meta_size)
+                reach("service.attached")
             elif entry.source.startswith("/dev/loop"):
                 self._heal(entry)
             # a file-backed mount is ours: `unmount_dead` took away those of earlier daemons
@@ -162,6 +164,7 @@ class Attacher:
         with self._locks[target.name]:
             while _entry(target) is not None:  # twice mounted by one that was killed and by its successor
                 umount(str(target), lazy=True)
+            reach("service.unmounted")
             with contextlib.suppress(FileNotFoundError):  # never mounted since the machine booted
                 target.rmdir()
 
@@ -181,6 +184,7 @@ class Attacher:
         finally:
             os.close(file)
         try:
+            reach("service.loop-attached")
             minor = os.minor(os.fstat(device).st_rdev)
             loop.set_read_ahead(os.major(os.fstat(device).st_rdev), minor, self._cold_kib)
             # EROFS reads metadata synchronously and unkillably: have it in the page cache before anyone can wait for

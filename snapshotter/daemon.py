@@ -15,6 +15,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from . import killpoints
 from .blockstore import BlockStore
 from .config import Config
 from .errors import UserError
@@ -38,6 +39,7 @@ _LATE = ("channel", "interceptor", "server", "simple_stubs")
 def run(config: Config) -> int:
     """Be the daemon of this configuration until SIGTERM or SIGINT. Layers stay mounted when it ends."""
     before = Handover.received(os.environ)
+    killpoints.use(os.environ)
     locks = _locks(config, before)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -60,8 +62,11 @@ def run(config: Config) -> int:
             resources.keep()
         else:
             _log.info("connection.taken tag=%s", resources.tag)
+            killpoints.reach("supervisor.taken")
         tasks = _tasks(config, resources, store, ready, locks)
         supervisor = Supervisor(resources, Path(config.run), tasks, ready, locks, before)
+        if before.workers:
+            killpoints.reach("supervisor.executed")
         while (ended := supervisor.run()) is Ended.UPGRADE:
             become(command_line(), supervisor.handover())
             supervisor.refused("the installed version cannot be executed")

@@ -25,6 +25,7 @@ from .cache import CachedLayer, disk_bytes
 from .config import CacheConfig
 from .errors import SnapshotterError
 from .hotstore import HotStore, read_head
+from .killpoints import reach
 from .model import Digest
 
 __all__ = ["Disk", "Evictor", "Expected", "excess"]
@@ -176,6 +177,7 @@ class Evictor:
             idle_s = self._now() - layer.last_used_s
             if layer.used or layer.digest in expected or idle_s < _SPARED_S:
                 continue
+            reach("service.evicting")
             try:
                 self._remove(layer.name)
             except (SnapshotterError, OSError) as error:

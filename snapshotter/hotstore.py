@@ -15,6 +15,7 @@ from blockindex.errors import BlockIndexError, Corrupt
 from blockindex.hotpack import HeadReader, HotPack, encode_hotset
 from blockindex.hotset import HotSet, fitted, hotset_name
 from snapshotter.errors import AlreadyExists, SnapshotterError
+from snapshotter.killpoints import reach
 from snapshotter.log import fields
 
 __all__ = ["HotStore", "read_head"]
@@ -123,6 +124,7 @@ class HotStore:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            reach("service.hotset-written")
             if replace:
                 temporary.rename(path)
             else:

@@ -16,6 +16,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .killpoints import reach
+
 __all__ = ["Judgements"]
 
 _UNJUDGED = "unjudged"
@@ -46,6 +48,7 @@ class Judgements:
         if reason:
             self._unsound.mkdir(mode=0o700, exist_ok=True)
             (self._unsound / name).write_text(reason)
+        reach("fetch.judged")
         with contextlib.suppress(FileNotFoundError):
             (self._layers / name / _UNJUDGED).unlink()
 

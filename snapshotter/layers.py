@@ -37,6 +37,7 @@ from .errors import Damaged, NotFound, Precondition, SnapshotterError
 from .eviction import Expected
 from .integrity import restore_seal
 from .judgement import Judgements
+from .killpoints import reach
 from .model import Digest, LayerRef, MountedLayer
 from .rpc import Unanswered, call
 
@@ -164,6 +165,7 @@ class Layers:
         try:
             self._attacher.detach(digest)
         finally:  # mounted or not, fetch no more of it
+            reach("service.detached")
             self._ask("release", _ANSWER_S, name=node_name(digest))
 
     def mounted(self) -> dict[str, str]:
@@ -193,7 +195,9 @@ class Layers:
                     f"{name} is in use: {', '.join(holders)} stands on it, a container still runs with it"
                 )
             time.sleep(0.02)
+        reach("service.removing")
         self._ask("remove", _ANSWER_S, name=name, digest=digest)
+        reach("service.removed")
 
     def status(self) -> dict[str, Any]:
         """The fetch process's view of the layers, each with its mount point."""

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from .fuse.ring import Ring
 from .kernel import sdnotify
+from .killpoints import reach
 from .supervise.kept import Handover, Resources, Worker
 from .supervise.upgrade import Trial, command_line
 
@@ -230,6 +231,7 @@ class Supervisor:
             return
         if pid == 0:
             _become(worker.task, supervisor)
+        reach("supervisor.forked")
         worker.pid, worker.pidfd = pid, _pidfd(pid)
         worker.started = time.monotonic()
         worker.restarts += 1
@@ -312,6 +314,7 @@ class Supervisor:
         worker = next(worker for worker in self._workers if worker.old)
         worker.kill_at = now + _STOP_S
         os.kill(worker.pid, signal.SIGTERM if worker.task.orderly else signal.SIGKILL)
+        reach("supervisor.replacing")
 
     def _serves(self) -> None:
         """The service is at work: of the new code, if there was an upgrade."""

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .killpoints import reach
+
 __all__ = ["Pack", "Unproven"]
 
 _MOST = 255
@@ -86,6 +88,7 @@ class Unproven:
         line = json.dumps(asdict(pack)) + "\n"
         with (self._directory / "packs").open("a", encoding="utf-8") as file:
             file.write(line)
+        reach("fetch.pack-named")
         self._packs.append(pack)
         if self._map is None:
             self._open()

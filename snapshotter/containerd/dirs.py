@@ -21,6 +21,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from snapshotter.containerd.model import Usage
+from snapshotter.killpoints import reach
 
 __all__ = ["SnapshotDirs", "disk_usage"]
 
@@ -68,6 +69,7 @@ class SnapshotDirs:
         except BaseException:
             self.drop(new)
             raise
+        reach("service.dirs-made")
         return new
 
     def adopt(self, new: Path, snapshot_id: int) -> None:
@@ -77,6 +79,7 @@ class SnapshotDirs:
             # An earlier process died between this rename and its commit, and the id was given again.
             self._discard(final)
         new.rename(final)
+        reach("service.dirs-adopted")
 
     def drop(self, new: Path) -> None:
         """Delete a result of `make`, unless it was adopted."""

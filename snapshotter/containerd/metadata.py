@@ -24,6 +24,7 @@ from snapshotter.containerd import salvage
 from snapshotter.containerd.model import Kind, LazyLayer, Snapshot, Usage
 from snapshotter.containerd.reserve import Reserve
 from snapshotter.errors import AlreadyExists, NotFound, UserError
+from snapshotter.killpoints import reach
 from snapshotter.model import Digest, LayerRef
 
 __all__ = ["Change", "Metadata", "View"]
@@ -234,7 +235,9 @@ class Metadata:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield Change(connection)
+                reach("service.committing")
                 connection.execute("COMMIT")
+                reach("service.committed")
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")

@@ -35,6 +35,7 @@ from snapshotter.containerd.overlay import check_path, mounts
 from snapshotter.containerd.recordings import NoRecordings, Recordings
 from snapshotter.containerd.skeleton import build_skeleton
 from snapshotter.errors import AlreadyExists, InvalidArgument, NotFound, Precondition, SnapshotterError
+from snapshotter.killpoints import reach
 from snapshotter.model import Digest, LayerProvider, LayerRef, MountedLayer
 
 __all__ = ["Snapshots"]
@@ -132,6 +133,7 @@ class Snapshots:
             change.delete(snapshot)
         self._recordings.release(key)
         self._dirs.discard(snapshot.id)
+        reach("service.discarded")
         if snapshot.lazy is not None:
             self._layers.release_if_unused(snapshot.lazy.ref.digest)
         _log.info("snapshot.removed key=%s", key)
@@ -173,6 +175,7 @@ class Snapshots:
         """Delete the files of removed snapshots, and directories that a crash left without a snapshot."""
         with self._metadata.write() as change:
             self._dirs.discard_orphans(change.ids())
+        reach("service.cleaning")
         self._dirs.delete_discarded()
 
     def lazy_layers(self) -> list[LazyLayer]:
@@ -254,6 +257,7 @@ class Snapshots:
                 _log.exception("layer.fallback layer=%s image=%s reason=unexpected error", ref.digest, ref.image)
                 self._ordinary.count(Reason.FAILED, ref.image, "unexpected error, see the log")
                 return "fallback"
+            reach("service.layer-mounted")
             lazy = LazyLayer(ref, layer.path, skeleton is not None)
             try:
                 return self._commit_layer(target, parent, labels, lazy, skeleton)

@@ -26,6 +26,7 @@ from blockindex.layerindex import LayerIndex
 from snapshotter.blockstore import BlockStore, LayerRecord, Staging, node_name
 from snapshotter.errors import Precondition, SnapshotterError, Transient
 from snapshotter.judgement import Judgements
+from snapshotter.killpoints import reach
 from snapshotter.model import BlobSource, Digest
 
 __all__ = ["Arrivals", "FoundIndex", "IndexSource"]
@@ -191,6 +192,7 @@ class Arrivals:
             if directory is None:
                 self._submit(self._pool("stream", _STREAMS, wanted.image), future, wanted, self._stream)
                 return
+            reach("fetch.layer-arrived")
             self._end(digest, future)
             future.set_result(directory)
 
@@ -239,6 +241,7 @@ class Arrivals:
             for chunk in _whole(blob, digest):
                 for offset, data in builder.feed(chunk):
                     staging.write(offset, data)
+                    reach("fetch.streamed")
             index = builder.finish()
             self._judgements.renewed(node_name(digest))
             directory = _publish(staging, index, encode_index(index), image, [])

@@ -38,6 +38,7 @@ from blockindex.layerindex import LayerIndex, PieceRange
 from blockindex.model import BLOCK
 from snapshotter.alarms import Alarms
 from snapshotter.blockstore import ABSENT, PRESENT, UNVERIFIED, LayerFiles
+from snapshotter.killpoints import reach
 from snapshotter.unproven import Pack, Unproven
 
 __all__ = ["LateCheck"]
@@ -90,6 +91,7 @@ class LateCheck:
                 self._compare(start, marks, memoryview(data))
             self._files.fill(start, end, data)
             if marked:
+                reach("fetch.compared")
                 self._unproven.mark(start, end, 0)
 
     def recheck(self, piece: PieceRange) -> bool:
@@ -134,8 +136,10 @@ class LateCheck:
                 self._unproven.mark(first, last, 0)
             for first, last in unproven:
                 self._unproven.mark(first, last, number)
+            reach("fetch.pack-noted")
             for first, last in missing:
                 self._files.fill(first, last, data[(first - start) * BLOCK : (last - start) * BLOCK])
+            reach("fetch.pack-stored")
             self._prove(self._pieces(unproven))
 
     def _proven_before(self, start: int, end: int, data: memoryview, pack: Pack) -> Iterator[Run]:
@@ -186,6 +190,7 @@ class LateCheck:
         for first, last in runs if served else ():
             self._files.distrust(first, last)
         self._doubt(pack.digest)
+        reach("fetch.doubted")
         record = self._files.record
         names = list(dict.fromkeys(name for run in runs for name in self._files_of(*run)))
         self._alarms.raise_(record.digest, self._files.name, record.images, pack, runs, names, served)

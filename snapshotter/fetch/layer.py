@@ -28,6 +28,7 @@ from blockindex.model import BLOCK, Piece
 from snapshotter.alarms import Alarms
 from snapshotter.blockstore import UNVERIFIED, LayerFiles
 from snapshotter.errors import Transient
+from snapshotter.killpoints import reach
 from snapshotter.model import RemoteBlob
 from snapshotter.unproven import Pack
 
@@ -355,6 +356,7 @@ class LayerFetch:
             self.overflow.refused(error)
             self._was_refused = True  # last: `tend` finds what is kept
         self._failures = 0
+        reach("fetch.present")
         self._arrived(piece.block_start, piece.block_end, lane, refused)
         return bool(refused)
 

@@ -25,6 +25,7 @@ from snapshotter.config import Config
 from snapshotter.errors import NotFound, Precondition, SnapshotterError
 from snapshotter.fuse.abi import OUT_HEADER, inval_entry
 from snapshotter.fuse.ring import Ring
+from snapshotter.killpoints import reach
 from snapshotter.model import Digest, RemoteBlob
 from snapshotter.registry import parse_reference
 from snapshotter.rpc import Server
@@ -119,10 +120,12 @@ class FetchProcess:
     def run(self) -> None:
         """Answer the ring's requests until the process ends."""
         self._ring.inherit()
+        reach("fetch.inherited")
         threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         self._publishing.start()
         while True:
             for slot in self._ring.take():
+                reach("fetch.taken")
                 self._take(slot)
             with contextlib.suppress(InterruptedError):
                 os.eventfd_read(self._doorbell)
@@ -179,6 +182,7 @@ class FetchProcess:
             if refused.errno not in (errno.ENOENT, errno.ENODEV):  # the reader was killed, or a predecessor answered
                 _log.error("read.reply_refused unique=%d error=%r", unique, str(refused))
         finally:
+            reach("fetch.answered")
             self._ring.free(slot)
 
     def _sweep(self) -> None:
@@ -279,6 +283,7 @@ class FetchProcess:
         self._carrying.tend()
         if self._config.fetch.background:
             layer.fill_in_background(self._config.fetch.background_delay_s)
+        reach("fetch.ensured")
         return {"name": directory.name, "complete": layer.completed.is_set()}
 
     def hot(self, request: Mapping[str, Any]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from snapshotter.blockstore import LayerFiles, node_id
 from snapshotter.errors import SnapshotterError
+from snapshotter.killpoints import reach
 from snapshotter.record.log import Notes
 
 from . import abi
@@ -118,7 +119,9 @@ class BlockServer:
                     continue
                 raise
             pace.came()
+            reach("block.came")
             if self._serve(slot):
+                reach("block.answered")
                 buffers[0][:4] = b"\0\0\0\0"
             else:
                 slot, buffers = self._claim()
@@ -127,6 +130,7 @@ class BlockServer:
         while True:
             try:
                 slot = self._ring.claim()
+                reach("block.claimed")
                 return slot, self._ring.buffers(slot)
             except BlockingIOError:  # more requests in flight than the kernel promised: wait for the fetch process
                 self._ring.beat()
@@ -143,6 +147,7 @@ class BlockServer:
                 self._ring.free(slot)
             elif self._serve(slot):
                 self._ring.free(slot)
+        reach("block.recovered")
         os.eventfd_write(self._doorbell, 1)  # a request may have been handed over without it
         if self._use_resend and self._ring.resend:
             os.write(self._device, abi.NOTIFY_RESEND)
@@ -175,10 +180,13 @@ class BlockServer:
         start, end = layer.blocks_of(offset, size)
         if node & 0xFF and start < end:
             self._notes.note(node, start, end)
+            reach("block.noted")
         data = self._buffer[:size]
         if not layer.has(start, end) or not self._is_read(layer, data, offset):
             self._ring.hand(slot, time.monotonic())
+            reach("block.handed")
             os.eventfd_write(self._doorbell, 1)
+            reach("block.rung")
             return False
         self._reply(unique, 0, data)
         return True
@@ -218,6 +226,7 @@ class BlockServer:
         nodes = [node]
         if opcode == Opcode.BATCH_FORGET:
             nodes = abi.forgotten(self._ring.body(slot, IN_HEADER.size, self._ring.request(slot)[0]))
+        reach("block.forgetting")
         for gone in nodes:
             if gone in self._layers:
                 self._layers.pop(gone).close()
@@ -228,6 +237,7 @@ class BlockServer:
     def _init(self, node: int, slot: int) -> bytes:
         reply = abi.init_reply(self._ring.body(slot, IN_HEADER.size, IN_HEADER.size + 64))
         self._ring.agreed(reply.resend, reply.async_dio)
+        reach("block.agreed")
         return reply.body
 
     def _lookup(self, node: int, slot: int) -> bytes:

@@ -11,6 +11,8 @@ import struct
 import time
 from dataclasses import dataclass
 
+from snapshotter.killpoints import reach
+
 __all__ = ["LoopStatus", "attach", "change_file", "device_path", "set_read_ahead", "status"]
 
 _LOOP_CHANGE_FD, _LOOP_GET_STATUS64 = 0x4C06, 0x4C05
@@ -77,6 +79,7 @@ def change_file(device: int, file_fd: int) -> None:
     """Put another file of the same size under a live read-only device: running readers see a pause at most. The
     kernel drops direct I/O on the way, so it is asked for again."""
     fcntl.ioctl(device, _LOOP_CHANGE_FD, file_fd)
+    reach("service.loop-changed")
     fcntl.ioctl(device, _LOOP_SET_DIRECT_IO, 1)
 
 

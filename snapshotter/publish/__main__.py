@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
+from snapshotter import killpoints
 from snapshotter.config import Config
 from snapshotter.errors import SnapshotterError
 from snapshotter.publish.rounds import Round
@@ -23,6 +24,7 @@ _MOST_S = 900
 def main() -> int:
     """See the module."""
     try:
+        killpoints.use(os.environ)
         config = Config.from_toml(Path("/dev/stdin"))
         with closing(Registry(config.registry)) as registry:
             done, failed = Round(config, registry).run()

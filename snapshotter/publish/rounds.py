@@ -29,6 +29,7 @@ from snapshotter.config import Config
 from snapshotter.errors import InvalidArgument, NotFound, Precondition, SnapshotterError, Transient
 from snapshotter.hotpacking import check_frames, write_packed
 from snapshotter.hotstore import HotStore, read_head
+from snapshotter.killpoints import reach
 from snapshotter.model import Digest
 from snapshotter.publish.agreement import alike
 from snapshotter.publish.offers import HotOffer, IndexOffer, hot_offers, index_offers, layer_records
@@ -106,6 +107,7 @@ class Round:
                 return
             self._rows.append(row)
             self._state = self._state.with_done(row)
+        reach("publish.put")
         self._state.save(self._root)
 
     # -- indexes -----------------------------------------------------------------------------------------------------

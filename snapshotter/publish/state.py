@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from snapshotter.errors import Denied
+from snapshotter.killpoints import reach
 
 __all__ = ["Done", "Pause", "State"]
 
@@ -74,6 +75,7 @@ class State:
         """OSError when the disk refuses."""
         temporary = _path(root).with_suffix(".new")
         temporary.write_text(json.dumps({"version": _VERSION, **self.document()}))
+        reach("publish.state-written")
         temporary.rename(_path(root))
 
     def document(self) -> dict[str, list[dict[str, object]]]:

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapshotter.killpoints import reach
+
 __all__ = ["CLOSED", "FAILED", "LIMIT", "SLOTS", "LogReader", "Logs", "Notes", "Touch", "create", "directory"]
 
 _log = logging.getLogger(__name__)
@@ -173,6 +175,7 @@ class Logs:
         path = _path(self._directory, slot)
         path.unlink(missing_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        reach("service.log-made")
         self._slots[_LAST + slot] = self._slots[_LAST + slot] % (FAILED - 1) + 1
         self._slots[slot] = self._slots[_LAST + slot]
 

@@ -37,6 +37,7 @@ from snapshotter.attach import Attacher
 from snapshotter.blockstore import BlockStore, LayerFiles, LayerRecord, node_name
 from snapshotter.config import RecordConfig
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
+from snapshotter.killpoints import reach
 from snapshotter.model import Digest, LayerRef
 
 from .log import SLOTS, LogReader, Logs
@@ -202,6 +203,7 @@ class Recorder:
     def _begun(self, slot: _Slot) -> Mapping[Digest, Path]:
         mounted = self._opened(slot)
         its = slot.recording
+        reach("service.recording")
         if mounted:
             _log.info("record.opened key=%s slot=%02x image=%s workload=%s", its.key, its.slot, its.image, its.workload)
             self._wake.set()
@@ -357,7 +359,9 @@ class Recorder:
         """Open the log, then mount; nothing when one of it fails."""
         try:
             slot.recording.save(self._file(slot.recording.slot))
+            reach("service.slot-taken")
             self._logs.open(slot.recording.slot)
+            reach("service.log-opened")
             slot.reader = self._logs.reader(slot.recording.slot)
             self._count("opened")
         except OSError as error:
@@ -446,13 +450,16 @@ class Recorder:
             if slot.reader is None:
                 return
             self._logs.stop(slot.recording.slot)
+            reach("service.log-closed")
             self._advance(slot)
             slot.reader.close()
             slot.reader = None
             slot.outcome = self._outcome(slot, end)
+            reach("service.record-kept")
             slot.recording = replace(slot.recording, is_open=False)
             with contextlib.suppress(OSError):  # a full disk: a successor throws it away once more
                 slot.recording.save(self._file(slot.recording.slot))
+            reach("service.record-ended")
             with contextlib.suppress(OSError):
                 self._logs.delete(slot.recording.slot)
         if slot.removed_s is not None:
@@ -503,6 +510,7 @@ class Recorder:
                 return
             slot.is_freed = True
         self._attacher.detach_private(f"*.{number:02x}")
+        reach("service.slot-unmounted")
         self._clear(number)
         with self._lock:
             self._used.add(number)
@@ -513,6 +521,7 @@ class Recorder:
         self._logs.stop(number)
         with contextlib.suppress(OSError):
             self._logs.delete(number)
+        reach("service.slot-cleared")
         self._file(number).unlink(missing_ok=True)
 
     # -- looking -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from snapshotter.errors import UserError
 from snapshotter.fuse.device import Connection, connect
 from snapshotter.fuse.ring import Ring
 from snapshotter.kernel import sdnotify
+from snapshotter.killpoints import reach
 
 __all__ = ["Handover", "Resources", "Worker", "lock", "require_same"]
 
@@ -74,13 +75,20 @@ class Resources:
 
     def keep(self) -> None:
         """Have the service manager keep them, if there is one."""
-        if all(sdnotify.store(name, fd) for name, fd in self.named().items()):
+        if all(self._is_stored(name, fd) for name, fd in self.named().items()):
+            reach("supervisor.stored")
             _log.info("connection.stored tag=%s", self.tag)
+
+    @staticmethod
+    def _is_stored(name: str, fd: int) -> bool:
+        reach("supervisor.storing")
+        return sdnotify.store(name, fd)
 
     def close(self) -> None:
         """Close them all, and have the manager do so: the connection ends."""
         for name, fd in self.named().items():
             sdnotify.forget(name)
+            reach("supervisor.forgetting")
             os.close(fd)
 
 

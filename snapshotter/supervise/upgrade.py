@@ -21,6 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from snapshotter.killpoints import reach
+
 from .kept import Handover
 
 __all__ = ["Trial", "become", "command_line"]
@@ -78,6 +80,7 @@ def become(argv: Sequence[str], handover: Handover) -> None:
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the new code has a handler of its own
     try:
         with handover.inheritable():
+            reach("supervisor.executing")
             os.execve(argv[0], list(argv), handover.environment(os.environ))
     except OSError as error:
         _log.error("upgrade.not_executed program=%s error=%r", argv[0], str(error))

@@ -56,6 +56,10 @@ class Node:
     def start(self) -> None:
         """Run the registry and containerd until both answer."""
         self.start_registry()
+        self.start_containerd()
+
+    def start_containerd(self) -> None:
+        """Run containerd only; `image` may be one of another registry."""
         config = _CONTAINERD_CONFIG.format(root=self.root, name=SNAPSHOTTER, snapshotter=self._snapshotter_socket)
         (self.root / "containerd.toml").write_text(config)
         self._spawn("containerd", ["containerd", "-c", str(self.root / "containerd.toml")])

@@ -13,8 +13,9 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from blockindex.codec import PROLOGUE_SIZE, decode_index, index_name
 from blockindex.errors import BlockIndexError
@@ -22,8 +23,9 @@ from blockindex.hotset import hotset_name
 from snapshotter.artifacts.manifest import INDEX_TYPE, digest_of
 from snapshotter.artifacts.model import Artifact, Blob, Kind
 from snapshotter.artifacts.place import Held, ImageName, OpenBlob, Placed
-from snapshotter.errors import InvalidArgument, SnapshotterError, UserError
+from snapshotter.errors import SnapshotterError
 from snapshotter.model import Digest
+from snapshotter.registry.storage import check_location, storage_error
 
 __all__ = ["DirectoryPlace", "LocalFiles", "UrlFiles"]
 
@@ -161,19 +163,12 @@ class LocalFiles:
 
 
 class UrlFiles:
-    """Files below a URL, by way of fsspec."""
+    """Files below a URL, by way of fsspec. Connects with the first question."""
 
     def __init__(self, url: str) -> None:
-        """UserError where fsspec is missing, or knows no such storage."""
-        try:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it has no types
-        except ImportError as error:
-            raise UserError(f"{url}: needs fsspec: install bootseer[fsspec], and what fsspec needs for it") from error
+        """InvalidArgument where fsspec is missing, or knows no such storage."""
+        check_location(url)
         self._url = url.rstrip("/")
-        try:
-            self._storage, self._root = url_to_fs(self._url)
-        except (ImportError, ValueError) as error:
-            raise UserError(f"{url}: cannot be written to: {error}") from error
 
     def locate(self, name: str) -> str:
         """See Files."""
@@ -186,7 +181,7 @@ class UrlFiles:
         except FileNotFoundError:
             return None
         except Exception as error:  # what a storage raises is its own
-            raise self._failed(name, error) from error
+            raise storage_error(self.locate(name), error) from error
         return data
 
     def size(self, name: str) -> int:
@@ -196,33 +191,40 @@ class UrlFiles:
         except FileNotFoundError:
             return -1
         except Exception as error:  # as above
-            raise self._failed(name, error) from error
+            raise storage_error(self.locate(name), error) from error
         return int(size) if size is not None else -1
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
         """See Files. All bytes are here before the first is sent: a file that is closed is there, however short."""
-        path = self._path(name)
         with tempfile.TemporaryFile(prefix="bootseer-") as spool:
             spool.writelines(chunks)
             spool.seek(0)
             try:
+                path = self._path(name)
                 self._storage.makedirs(path.rpartition("/")[0], exist_ok=True)
                 with self._storage.open(path, "wb") as file:
                     shutil.copyfileobj(spool, file)
             except Exception as error:  # as above
-                raise self._failed(name, error) from error
+                raise storage_error(self.locate(name), error) from error
 
     def prepare(self) -> None:
         """See Files."""
         try:
-            self._storage.makedirs(self._root, exist_ok=True)
+            self._storage.makedirs(self._opened[1], exist_ok=True)
         except Exception as error:  # as above
-            raise self._failed("", error) from error
+            raise storage_error(self._url, error) from error
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        """fsspec's storage and the directory's path there. Some connect now; raises what is theirs."""
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it has no types
+
+        storage, root = url_to_fs(self._url)
+        return storage, root
+
+    @property
+    def _storage(self) -> Any:
+        return self._opened[0]
 
     def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
-
-    def _failed(self, name: str, error: Exception) -> SnapshotterError:
-        text = " ".join(str(error).split()) or type(error).__name__
-        kind = InvalidArgument if isinstance(error, (ValueError, NotImplementedError)) else SnapshotterError
-        return kind(f"{self.locate(name)}: {text}")
+        return f"{self._opened[1].rstrip('/')}/{name}"

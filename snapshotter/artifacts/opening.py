@@ -11,13 +11,14 @@ from snapshotter.errors import InvalidArgument
 from snapshotter.imagesource import Layout, parse_layout
 from snapshotter.imagesource.sources import LAYOUT_PREFIX
 from snapshotter.registry import ImageRef, Registry, parse_reference
+from snapshotter.registry.storage import check_location
 
 __all__ = ["open_place"]
 
 
 def open_place(text: str, registry: Registry) -> Place:
     """The place that is `HOST/REPOSITORY`, `oci-layout:DIR`, a directory or a URL. Does no I/O, except that a layout is
-    made where none is. InvalidArgument for what is none of these; UserError where fsspec is missing."""
+    made where none is. InvalidArgument for what is none of these, or needs what is not installed."""
     if text.startswith(LAYOUT_PREFIX):
         directory, tag = parse_layout(text)
         if tag:
@@ -31,6 +32,7 @@ def open_place(text: str, registry: Registry) -> Place:
 
 
 def _at_url(text: str) -> Place:
+    check_location(text)
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return DirectoryPlace(text, LocalFiles(Path(unquote(parts.path))))

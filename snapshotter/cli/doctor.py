@@ -16,8 +16,8 @@ _NAME_WIDTH = 18
 def add(commands: Commands) -> None:
     """Declare the command."""
     text = (
-        "Check whether this node can pull lazily: kernel, root directory, daemon, containerd and its configuration,"
-        " labels; and why pulls were full ones. One line a check: state, name, what was found, why it matters, the fix."
+        "Check whether this node can pull lazily: kernel, root directory, daemon, directories of indexes and hot sets,"
+        " containerd and its configuration, labels; and why pulls were full ones. One line a check: state, name, what was found, why it matters, the fix."
         " With --image also the registry, the layers' types and their indexes. Changes nothing. Exit code 1 if any"
         " check failed."
     )

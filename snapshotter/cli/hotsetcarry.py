@@ -121,16 +121,18 @@ class _Trees:
         self._closing.close()
 
     def find(self, digest: Digest, wanted: HotLayer | None = None) -> LayerTree | None:
-        """The layer's names, laid out as in `wanted` if that is given."""
+        """The layer's names, laid out as in `wanted` if that is given. SnapshotterError where the indexes' directory
+        cannot be asked."""
         tree = stored_tree(self._root, digest)
         if tree is not None and wanted in (None, tree.layer):
             return tree
-        data = self._directory.get(digest) if self._directory is not None else None
-        try:
-            index = decode_index(data) if data else None
-        except BlockIndexError:
+        if self._directory is None:
             return None
-        if index is None or index.blob_digest != digest:
+        try:
+            index = decode_index(self._directory.read(digest))
+        except (NotFound, BlockIndexError):
+            return None
+        if index.blob_digest != digest:
             return None
         tree = LayerTree(HotLayer(index.blob_digest, index.block_count, index.layout()), index.metadata)
         return tree if wanted in (None, tree.layer) else None

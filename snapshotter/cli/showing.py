@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -112,10 +112,17 @@ def _find(args: argparse.Namespace) -> list[_Found]:
     except InvalidArgument as error:
         raise UserError(str(error)) from error
     with closing(directory):
-        found = [_Found(digest, directory.get(digest)) for digest in digests]
+        found = [_Found(digest, _encoded(directory, digest)) for digest in digests]
     if all(layer.data is None for layer in found):
         raise NotFound(f"{location} has no index of any of the image's {len(found)} layers: bootseer index build")
     return found
+
+
+def _encoded(directory: IndexDirectory, digest: Digest) -> bytes | None:
+    """The layer's index; None where the directory has none. SnapshotterError where it cannot be asked."""
+    with suppress(NotFound):
+        return directory.read(digest)
+    return None
 
 
 def _layers(args: argparse.Namespace, path: Path) -> list[Digest]:

@@ -20,6 +20,7 @@ from snapshotter.rpc import Unanswered, call
 from snapshotter.trust.keys import KeyRing
 
 from .containerdconfig import DEFAULT_CONFIG, check_config, read_config
+from .directories import check_directories
 from .image import check_image
 from .kernel import KernelFacts, check_kernel
 from .model import Check, fail, ok, warn
@@ -50,6 +51,7 @@ def examine(subject: Subject) -> Iterator[Check]:
     yield from check_daemon(status, problem, version("bootseer"))
     yield from check_ordinary(status or {"lazy_off_since": LazySwitch(config.root_path).off_since()})
     yield from _trust(config)
+    yield from check_directories(config)
     yield from _containerd(subject)
     if config.cri.enabled:
         yield check_cri(config.cri_path)

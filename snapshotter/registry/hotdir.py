@@ -1,13 +1,17 @@
 """A directory of hot sets, on a web server, a file system or any storage: `<directory>/hot/<image key>/<workload>.bsh`.
 
 The look-up is the first request for the file's bytes: what is found begins to stream at once. Like the directory of
-indexes it only ever helps; whatever goes wrong while looking, there is no hot set. Knows nothing of what a file holds.
+indexes it only ever helps; whatever goes wrong while looking, there is no hot set. Of what a file holds it knows only
+how long its head says that it is.
 """
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
+from blockindex.errors import BlockIndexError
+from blockindex.hotpack import HeadReader
 from blockindex.hotset import hotset_name
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
 from snapshotter.registry.answers import plan_body, status_error
@@ -52,7 +56,7 @@ class HotDirectory:
         if self._lookups.pointless(name):
             return None
         try:
-            found = self._open_remote(name) if self._storage is None else _open(self._storage, name)
+            found = self.open(image_key, workload)
         except NotFound:
             self._lookups.missed(name)
             return None
@@ -61,6 +65,16 @@ class HotDirectory:
             return None
         self._lookups.worked()
         return found
+
+    def open(self, image_key: str, workload: str) -> HotFile:
+        """The same, but raises NotFound where there is no such file, and another SnapshotterError for trouble; logs and
+        remembers neither."""
+        name = hotset_name(image_key, workload)
+        if self._storage is None:
+            return self._open_remote(name)
+        return (
+            _open_local(self._storage, name) if isinstance(self._storage, LocalStorage) else _open(self._storage, name)
+        )
 
     def _open_remote(self, name: str) -> HotFile:
         url = f"{self._location}/{name}"
@@ -79,14 +93,37 @@ class HotDirectory:
 
 
 def _open(storage: Storage, name: str) -> HotFile:
-    size = storage.size(name)
+    """What is at a URL of fsspec's. A storage does not tell a file's size with its bytes, and asking for it takes as
+    long as they do: a file that goes on is as long as its head says. Should it be shorter, its end cannot be had."""
+    first = storage.first(name, FIRST_BYTES)
+    size = len(first) if len(first) < FIRST_BYTES else _told(first) or storage.size(name)
+    return HotFile(
+        storage.locate(name), size, HotStream(0, len(first), iter([first]), lambda: None), _asking(storage, name, size)
+    )
 
+
+def _open_local(storage: LocalStorage, name: str) -> HotFile:
+    """A disk needs no requests side by side: the first stream is the whole file."""
+    size = storage.size(name)
+    ask = _asking(storage, name, size)
+    return HotFile(storage.locate(name), size, ask(0, size), ask)
+
+
+def _asking(storage: Storage, name: str, size: int) -> Callable[[int, int], HotStream]:
     def ask(start: int, end: int) -> HotStream:
         chunks = storage.chunks(name, start, min(end, size))
         return HotStream(start, min(end, size), chunks, chunks.close)
 
-    first = size if isinstance(storage, LocalStorage) else FIRST_BYTES  # a disk needs no requests side by side
-    return HotFile(storage.locate(name), size, ask(0, first), ask)
+    return ask
+
+
+def _told(first: bytes) -> int | None:
+    """The size of the file that begins like this; None where its head is longer, or damaged."""
+    with suppress(BlockIndexError):
+        pack = HeadReader().feed(first)
+        if pack is not None:
+            return pack.size
+    return None
 
 
 def _stream_of(reply: Reply, start: int, end: int) -> tuple[HotStream, int]:

@@ -1,7 +1,8 @@
 """A directory of ready-made layer indexes, on a web server, a file system or any storage.
 
 A layer's index is `<directory>/sha256/<hex>.bsi`. The directory only ever helps: whatever goes wrong, `get` answers
-None within a bounded time, and the layer goes without. Knows nothing of what an index holds; the caller validates it.
+None within a bounded time, and the layer goes without; a person who asks is told by `read`. Knows nothing of what an
+index holds; the caller validates it.
 """
 
 import time
@@ -19,6 +20,9 @@ __all__ = ["MAX_INDEX_BYTES", "IndexDirectory"]
 
 MAX_INDEX_BYTES = 512 << 20
 """A larger index is refused: 512 MiB would be the windows of a 60 GB layer at one every 4 MiB, uncompressed."""
+
+_FIRST_BYTES = 2 << 20
+"""What the first request at a URL of fsspec's asks for, whole as a rule: an index is 0.5 % of its layer's blob."""
 
 _MIN_BYTES_PER_S = 1_000_000
 """A body that comes at least this fast is waited for: an index is a hundredth of the layer that it saves reading."""
@@ -60,9 +64,8 @@ class IndexDirectory:
         """
         if self._lookups.pointless(digest):
             return None
-        deadline = self._clock() + self._timeout_s
         try:
-            found = self._fetch(digest, deadline) if self._storage is None else _read(self._storage, digest)
+            found = self.read(digest)
         except NotFound:
             self._lookups.missed(digest)
             return None
@@ -72,7 +75,13 @@ class IndexDirectory:
         self._lookups.worked()
         return found
 
-    def _fetch(self, digest: Digest, deadline: float) -> bytes:
+    def read(self, digest: Digest) -> bytes:
+        """The same, but raises NotFound where there is no such file, and another SnapshotterError for trouble; logs and
+        remembers neither."""
+        return self._fetch(digest) if self._storage is None else _read(self._storage, digest)
+
+    def _fetch(self, digest: Digest) -> bytes:
+        deadline = self._clock() + self._timeout_s
         url = f"{self.location}/{index_name(digest)}"
         with self._transport.open("GET", url, {}, f"index of layer {digest}") as reply:
             if reply.status != 200:
@@ -93,7 +102,10 @@ class IndexDirectory:
 
 def _read(storage: Storage, digest: Digest) -> bytes:
     name = index_name(digest)
+    first = storage.first(name, _FIRST_BYTES)
+    if len(first) < _FIRST_BYTES:
+        return first
     size = storage.size(name)
     if size > MAX_INDEX_BYTES:
         raise InvalidArgument(f"{storage.locate(name)}: longer than {MAX_INDEX_BYTES} bytes")
-    return b"".join(storage.chunks(name, 0, size))
+    return b"".join((first, *storage.chunks(name, len(first), size)))

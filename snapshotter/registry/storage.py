@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, Transient
 
-__all__ = ["LocalStorage", "Storage", "UrlStorage", "check_location", "open_storage"]
+__all__ = ["LocalStorage", "Storage", "UrlStorage", "check_location", "open_storage", "storage_error"]
 
 _CHUNK = 1 << 20
 _URL_CHUNK = 8 << 20  # of a URL's file: each chunk is a request
@@ -33,6 +33,9 @@ class Storage(Protocol):
 
     def size(self, name: str) -> int:
         """Bytes of a file."""
+
+    def first(self, name: str, size: int) -> bytes:
+        """The file's first bytes: `size`, or all where it has no more. One request."""
 
     def chunks(self, name: str, start: int, end: int) -> Generator[bytes]:
         """The file's bytes `[start, end)`."""
@@ -67,6 +70,10 @@ class LocalStorage:
         except OSError as exc:
             raise Transient(f"{path}: {exc.strerror}") from exc
         return status.st_size
+
+    def first(self, name: str, size: int) -> bytes:
+        """See Storage."""
+        return b"".join(self.chunks(name, 0, min(size, self.size(name))))
 
     def chunks(self, name: str, start: int, end: int) -> Generator[bytes]:
         """See Storage."""
@@ -106,16 +113,17 @@ class UrlStorage:
 
     def size(self, name: str) -> int:
         """See Storage."""
-        size = self._bounded(name, 0, lambda storage, path: storage.size(path))
-        if size is None:
-            raise InvalidArgument(f"{self.locate(name)}: its storage does not tell the file's size")
-        return int(size)
+        return self._bounded(name, 0, _size)
+
+    def first(self, name: str, size: int) -> bytes:
+        """See Storage."""
+        return self._bounded(name, size, _reading(0, size))
 
     def chunks(self, name: str, start: int, end: int) -> Generator[bytes]:
         """See Storage."""
         while start < end:
             stop = min(start + _URL_CHUNK, end)
-            chunk: bytes = self._bounded(name, stop - start, _reading(start, stop))
+            chunk = self._bounded(name, stop - start, _reading(start, stop))
             if len(chunk) != stop - start:
                 raise Transient(f"{self.locate(name)}: {len(chunk)} bytes came instead of [{start}, {stop})")
             start = stop
@@ -140,12 +148,25 @@ class UrlStorage:
             return self._threads.submit(run).result(self._timeout_s + size / _MIN_BYTES_PER_S)
         except FutureTimeout as exc:
             raise Transient(f"{where}: no answer within {self._timeout_s} s") from exc
-        except FileNotFoundError as exc:
-            raise NotFound(f"{where}: no such file") from exc
         except Exception as exc:  # what a storage raises is its own
-            text = " ".join(str(exc).split()) or type(exc).__name__
-            kind: type[SnapshotterError] = InvalidArgument if isinstance(exc, (ValueError, TypeError)) else Transient
-            raise kind(f"{where}: {text}") from exc
+            raise storage_error(where, exc) from exc
+
+
+def storage_error(where: str, raised: Exception) -> SnapshotterError:
+    """What anything that fsspec or one of its storages raises means, in one line that begins with `where`: NotFound,
+    InvalidArgument where asking again is of no use, else Transient."""
+    if isinstance(raised, FileNotFoundError):
+        return NotFound(f"{where}: no such file")
+    text = " ".join(str(raised).split()) or type(raised).__name__
+    is_final = isinstance(raised, (ImportError, ValueError, TypeError, NotImplementedError))
+    return InvalidArgument(f"{where}: {text}") if is_final else Transient(f"{where}: {text}")
+
+
+def _size(storage: Any, path: str) -> int:
+    size = storage.size(path)
+    if size is None:
+        raise ValueError("its storage does not tell the file's size")
+    return int(size)
 
 
 def _reading(start: int, end: int) -> Callable[[Any, str], bytes]:
@@ -158,10 +179,10 @@ def _reading(start: int, end: int) -> Callable[[Any, str], bytes]:
 
 def open_storage(location: str, timeout_s: float) -> Storage | None:
     """The storage of a directory's location; None if it is on a web server. InvalidArgument for what is neither."""
-    parts = urlsplit(location)
+    check_location(location)
     if "://" not in location:
         return LocalStorage(Path(location))
-    check_location(location)
+    parts = urlsplit(location)
     if parts.scheme == "file":
         return LocalStorage(Path(unquote(parts.path)))
     return None if parts.scheme in ("http", "https") else UrlStorage(location, timeout_s)
@@ -169,14 +190,19 @@ def open_storage(location: str, timeout_s: float) -> Storage | None:
 
 def check_location(location: str) -> None:
     """InvalidArgument, in one line, for a location of which no directory can be read here."""
+    if "\0" in location:  # the system would refuse it at each look-up, by a ValueError
+        raise InvalidArgument(f"directory {location!r}: has a byte 0")
     if "://" not in location:
         return
-    parts = urlsplit(location)
+    try:
+        parts = urlsplit(location)
+    except ValueError as exc:
+        raise InvalidArgument(f"directory {location!r}: {exc}") from exc
     if parts.scheme in ("http", "https") and parts.netloc:
         return
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return
-    if parts.scheme in ("http", "https", "file"):
+    if parts.scheme in ("", "http", "https", "file"):
         raise InvalidArgument(f"directory {location!r}: expected an http, https or file URL, or a path")
     try:
         from fsspec import get_filesystem_class  # type: ignore[import-untyped]  # it has no types
@@ -186,6 +212,6 @@ def check_location(location: str) -> None:
             "bootseer[fsspec], and what fsspec needs for it"
         ) from exc
     try:
-        get_filesystem_class(parts.scheme)
-    except (ImportError, ValueError) as exc:
-        raise InvalidArgument(f"directory {location!r}: {exc}") from exc
+        get_filesystem_class(location[: len(parts.scheme)])  # as it is written: fsspec knows s3, and not S3
+    except Exception as exc:  # the storage's module is imported, and what that raises is its own
+        raise InvalidArgument(str(storage_error(f"directory {location!r}", exc))) from exc

@@ -368,6 +368,8 @@ def test_show_without_indexes(built: tuple[Path, Path, list[str]], tmp_path: Pat
     (tmp_path / "c.toml").write_text(f'[index]\nurl = "{tmp_path}/empty"\n')
     code, line = mistake(capsys, *argv)
     assert code == 1 and "no index of any of the image's 2 layers" in line
+    code, line = mistake(capsys, *argv, "--indexes", "ftp://127.0.0.1:1/a")
+    assert code == 1 and "ftp://127.0.0.1:1/a/sha256/" in line and "index build" not in line
 
 
 def test_verify(built: tuple[Path, Path, list[str]], tmp_path: Path, capsys: Out) -> None:

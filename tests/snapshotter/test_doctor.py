@@ -22,12 +22,13 @@ from snapshotter.cli import main
 from snapshotter.config import RegistryConfig
 from snapshotter.containerd.client import Containerd, Plugin
 from snapshotter.doctor.containerdconfig import check_config, read_config
+from snapshotter.doctor.directories import check_directory
 from snapshotter.doctor.examine import check_containerd
 from snapshotter.doctor.image import check_image
 from snapshotter.doctor.kernel import FuseFacts, KernelFacts, check_kernel
 from snapshotter.doctor.model import Check, State
 from snapshotter.doctor.node import RootFacts, check_cri, check_daemon, check_ordinary, check_root
-from snapshotter.errors import Transient, UserError
+from snapshotter.errors import InvalidArgument, NotFound, Transient, UserError
 from snapshotter.fetch.arrival import FoundIndex
 from snapshotter.fetch.lookup import Judged
 from snapshotter.registry import Registry
@@ -156,6 +157,25 @@ def test_the_image_service(tmp_path: Path) -> None:
         assert check_cri(path).state is State.FAIL and "refused" in check_cri(path).what
         server.listen()
         assert check_cri(path).state is State.OK and f"unix://{path}" in check_cri(path).what
+
+
+@pytest.mark.parametrize(
+    ("raised", "state"),
+    [
+        (None, State.OK),
+        (NotFound("no such file"), State.OK),
+        (Transient("x: no answer"), State.WARN),
+        (InvalidArgument("Install s3fs"), State.FAIL),
+    ],
+)
+def test_directories_of_indexes_and_hot_sets(raised: Exception | None, state: State) -> None:
+    def ask() -> None:
+        if raised is not None:
+            raise raised
+
+    check = check_directory("index", "s3://b", ask)
+    assert (check.name, check.state) == ("index-url", state) and "s3://b" in check.what
+    assert state is State.OK or "url in [index]" in bad([check])["index-url"].fix
 
 
 def test_full_pulls_and_the_switch() -> None:
@@ -363,6 +383,11 @@ def test_without_a_daemon(tmp_path: Path, capsys: Out) -> None:
     code, rows = run(capsys, *where, "--containerd-config", str(tmp_path / "none.toml"))
     assert code == 1 and rows["daemon"]["state"] == rows["containerd"]["state"] == "fail"
     assert rows["containerd-config"]["state"] == "warn" and "full-pulls" not in rows
+    assert "index-url" not in rows
+    with (tmp_path / "c.toml").open("a") as file:
+        file.write(f'[index]\nurl = "ftp://127.0.0.1:1/a"\n[hotset]\nurl = "{tmp_path}"\n')
+    _, rows = run(capsys, *where)
+    assert (rows["index-url"]["state"], rows["hotset-url"]["state"]) == ("warn", "ok")
     assert main(["doctor", *where]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert all(line.split()[0] in ("ok", "warn", "fail") for line in lines) and len(lines) >= 12

@@ -223,6 +223,22 @@ def test_indexes_as_files(layout: Path, tmp_path: Path, capsys: Out, kind: str) 
     assert [row[1:] for row in outcome(again)][:2] == [("there", ["reused", "reused"])] * 2
 
 
+@pytest.mark.parametrize(
+    ("to", "code"),
+    [("ftp://127.0.0.1:1/a", 1), ("reference://a", 1), ("nonsense://a", 2), ("x://[a", 2), ("http://[::1", 2)],
+)
+def test_urls_where_nothing_can_be_put(layout: Path, tmp_path: Path, capsys: Out, to: str, code: int) -> None:
+    """One line, whatever is raised below; nobody listens at port 1."""
+    record(images(layout, "v2")[0], [BASE, NEW], "default", tmp_path / "hot", packed=False)
+    source = f"oci-layout:{layout}:v2"
+    for argv in (
+        ("index", "publish", source, "--to", to),
+        ("hotset", "publish", source, "--from", tmp_path / "hot", "--to", to),
+    ):
+        got, line = mistake(capsys, *argv)
+        assert got == code and to.rstrip("/") in line
+
+
 @pytest.mark.parametrize("damage", [b"", b"\x89BSIDX\r\n", b"x" * 200])
 def test_a_damaged_file_is_made_again(layout: Path, tmp_path: Path, capsys: Out, damage: bytes) -> None:
     argv = ("index", "publish", f"oci-layout:{layout}:v2", "--to", tmp_path / "out")
@@ -315,7 +331,7 @@ def test_what_is_no_archive(tmp_path: Path, capsys: Out, text: bytes) -> None:
         (["x:1", "--to", "team/indexes"], "neither HOST/REPOSITORY, nor a directory"),
         (["x:1", "--to", "registry.example/a:1"], "has neither tag nor digest"),
         (["x:1", "--to", "https://server/dir"], "cannot write to a web server"),
-        (["x:1", "--to", "nonsense://a"], "nonsense://a: cannot be written to: Protocol not known"),
+        (["x:1", "--to", "nonsense://a"], "--to directory 'nonsense://a': Protocol not known"),
         (["x:1", "--to", "./d", "--key", "k"], "plain files, which are not signed"),
         (["x:1", "--to", "registry.example/a", "--key", "/nowhere/k"], "/nowhere/k: cannot read the key"),
         (["x:1", "--to", "./d", "--platform", "amd64"], "is not a platform"),

@@ -1,8 +1,10 @@
 """What an operator has to know until he says that he does: packs whose bytes a layer has refuted.
 
 A file `<root>/alarms/<layer's node name>-<digits of the pack>` for each layer and pack, a JSON object; a later finding
-about the same two is added to it. One process, the fetch process, raises alarms; any may list and clear them. The pack
-goes into quarantine, where it stays when the alarm is cleared.
+about the same two is added to it. One process, the fetch process, raises alarms; any may list and clear them. After
+that the pack goes into quarantine, where it stays when the alarm is cleared. In this order: what is in quarantine is
+not looked at again, so a process that is killed in between has a successor that finds the same once more, and the alarm
+is raised in any case.
 """
 
 import json
@@ -15,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .errors import NotFound, SnapshotterError
+from .killpoints import reach
 from .trust.quarantine import Quarantine
 from .unproven import Pack
 
@@ -93,11 +96,16 @@ class Alarms:
             pack.image_key,
         )
         try:
-            if pack.digest:
-                self._quarantine.add(pack.digest, f"blocks of layer {layer} were wrong, found at {pack.where}")
             self._add(alarm)
         except OSError as error:
             _log.error("alarm.not_kept id=%s error=%r", id_, str(error))
+        reach("fetch.alarmed")
+        try:
+            if pack.digest:
+                self._quarantine.add(pack.digest, f"blocks of layer {layer} were wrong, found at {pack.where}")
+        except OSError as error:
+            _log.error("pack.not_quarantined pack=%s error=%r", pack.digest, str(error))
+        reach("fetch.quarantined")
         if self._raised is not None and pack.digest:
             try:
                 threading.Thread(target=self._raised, args=(pack.digest,), name="alarm", daemon=True).start()
@@ -116,8 +124,9 @@ class Alarms:
                     served=known.served or alarm.served,
                 )
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            temporary = self._directory / f".{alarm.id}.{os.urandom(4).hex()}"
+            temporary = self._directory / f".{alarm.id}"
             temporary.write_text(json.dumps(asdict(alarm)), encoding="utf-8")
+            reach("fetch.alarm-written")
             temporary.rename(self._directory / alarm.id)
 
     def entries(self) -> list[Alarm]:

@@ -12,7 +12,8 @@ Never a buffered file-backed mount: kernels zero-fill its pages after a killed r
 This runs in the service process, never in the block server or the fetch process: a process that mounts on, or reads
 through, the connection that it itself serves can no longer be killed once it waits for itself. A layer whose mount was
 left by an earlier daemon stands on a dead connection; `attach` puts the new FUSE file under its loop device, so that
-containers that still use it go on.
+containers that still use it go on. A service that is killed leaves a mount point without a mount, which its successor
+takes away, or a loop device without one, which frees itself with the killed process's descriptor.
 """
 
 import contextlib
@@ -89,6 +90,11 @@ class Attacher:
         self._way = way
         self._cold_kib, self._warm_kib = cold_kib, warm_kib
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        mounted = self._targets()
+        for left in self.mounts_dir.iterdir():
+            if left not in mounted:
+                with contextlib.suppress(OSError):  # nothing of ours
+                    left.rmdir()
 
     def path(self, digest: Digest, slot: int = 0) -> Path:
         """Where the layer is or would be mounted, privately for a slot other than 0."""
@@ -200,13 +206,17 @@ class Attacher:
     def _heal(self, entry: MountEntry) -> None:
         device = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if loop.status(device).device == self._device:
+            stands = loop.status(device)
+            if stands.device == self._device and stands.direct_io:
                 return
-            file = open_file(self._mount_fd, Path(entry.target).name)
-            try:
-                loop.change_file(device, file)
-            finally:
-                os.close(file)
+            if stands.device != self._device:
+                file = open_file(self._mount_fd, Path(entry.target).name)
+                try:
+                    loop.change_file(device, file)
+                finally:
+                    os.close(file)
+                reach("service.loop-changed")
+            loop.set_direct_io(device)  # also for a service that was killed between these two
             _log.info("attach.healed mount=%s device=%s", entry.target, entry.source)
         finally:
             os.close(device)

@@ -8,7 +8,8 @@ A layer is a directory `<root>/layers/<node name>`, which appears whole by one r
   index       the layer index, as `blockindex.codec` encodes it
   used        empty; its time of modification is when the layer was mounted or given back last
   unproven, packs  which blocks came from hot packs, and are to be compared yet; see `unproven`
-A layer that is being removed is a directory `.dead-…` meanwhile; see `layers.Layers.remove`.
+While it is not sure that a layer can go it is a directory `.aside-…`, which is put back after a killed process; once
+that is sure it is `.dead-…`, which is deleted. See `layers`.
 The node name is the first 14 hex digits of the layer's digest; shifted left by 8 bits it is also the FUSE node id, so
 ids are the same after any restart with no table to lose. The low 8 bits are 0 for the file that all containers share,
 and a slot (1..255) for a private file of the same layer, `<node name>.<slot>`, whose reads are recorded. Two layers
@@ -37,6 +38,7 @@ from pathlib import Path
 from blockindex.model import BLOCK
 
 from .errors import NotFound, Precondition, SnapshotterError
+from .killpoints import reach
 from .model import Digest
 
 __all__ = [
@@ -138,6 +140,7 @@ class LayerRecord:
         temporary = directory / f"layer.json.{os.urandom(4).hex()}"
         implied_dirs = [path.decode("utf-8", "surrogateescape") for path in self.implied_dirs]
         temporary.write_text(json.dumps({"version": _VERSION, **asdict(self), "implied_dirs": implied_dirs}))
+        reach("fetch.record-written")
         temporary.rename(directory / "layer.json")
 
 
@@ -221,6 +224,7 @@ class LayerFiles:
     def fill(self, start: int, end: int, data: bytes | memoryview) -> None:
         """Write verified bytes of the blocks `[start, end)` and say that they are present."""
         write_all(self.data_fd, data, start * BLOCK)
+        reach("fetch.written")
         self.trust(start, end)
 
     def trust(self, start: int, end: int) -> None:
@@ -246,6 +250,7 @@ class Staging:
         self.directory = layers / f".new-{self._name}-{serial}"
         self.directory.mkdir(mode=0o700)
         self._data_fd = os.open(self.directory / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        reach("fetch.staged")
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Put bytes at a data offset."""
@@ -265,7 +270,9 @@ class Staging:
                 write_all(fd, content, 0)
             finally:
                 os.close(fd)
+        reach("fetch.layer-written")
         replace(record, seal=seal_of(metadata, index)).save(self.directory)
+        reach("fetch.layer-described")
         target = self._layers / self._name
         try:
             self.directory.rename(target)
@@ -274,6 +281,7 @@ class Staging:
                 raise
             if LayerRecord.load(target).digest != self._digest:
                 raise Precondition(f"{target} holds another layer whose digest begins like {self._digest}") from None
+        reach("fetch.layer-published")
         self.discard()
         return target
 
@@ -312,7 +320,16 @@ class BlockStore:
             _log.warning("store.boot_not_noted error=%r", str(error))
 
     def sweep(self) -> None:
-        """Remove what a killed process had staged; to be called while nobody stages anything."""
+        """Remove what a killed process had staged or was deleting, and put back what it had set aside; to be called
+        while nobody does any of these."""
+        for aside in list(self.layers.glob(".aside-*")):
+            try:
+                self.put_back(aside)
+            except OSError as error:  # another one has come in its place
+                _log.warning("layer.not_put_back directory=%s error=%r", aside, str(error))
+                self.delete(aside)
+        for unfinished in self.layers.glob("[!.]*/layer.json.*"):
+            unfinished.unlink()
         for leftover in list(self.layers.glob(".new-*")):
             # renamed first: a thread of the killed one may just be publishing it, then it is whole or not at all
             with contextlib.suppress(FileNotFoundError):
@@ -361,25 +378,23 @@ class BlockStore:
     def set_aside(self, name: str) -> Path:
         """Take the layer out of the store: the directory, not to be found any more, that `put_back` or `delete` takes.
         NotFound when there is no such layer."""
-        aside = self.layers / f".dead-{name}-{os.urandom(4).hex()}"
+        aside = self.layers / f".aside-{name}-{os.urandom(4).hex()}"
         try:
             (self.layers / name).rename(aside)
         except FileNotFoundError:
             raise NotFound(f"there is no layer {name} in {self.layers}") from None
         return aside
 
-    def set_aside_before(self) -> list[str]:
-        """Names of layers that a killed process had set aside, and not deleted yet."""
-        asides = (path.name.split("-") for path in self.layers.glob(".dead-*"))
-        return [parts[1] for parts in asides if len(parts) == 3 and len(parts[1]) == _NAME_DIGITS]
-
     def put_back(self, aside: Path) -> None:
         """Undo `set_aside`."""
-        aside.rename(self.layers / aside.name.removeprefix(".dead-").partition("-")[0])
+        aside.rename(self.layers / aside.name.removeprefix(".aside-").partition("-")[0])
 
     def delete(self, aside: Path) -> None:
-        """Delete what was set aside. What cannot be deleted now is at the next start."""
-        shutil.rmtree(aside, ignore_errors=True)
+        """Delete what was set aside; there is no way back. What cannot be deleted now is at the next start."""
+        dead = aside.with_name(f".dead-{aside.name.removeprefix('.aside-')}")
+        aside.rename(dead)
+        reach("fetch.doomed")
+        shutil.rmtree(dead, ignore_errors=True)
 
     def stage(self, digest: Digest) -> Staging:
         """Begin to put a layer into the store."""

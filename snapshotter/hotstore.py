@@ -1,12 +1,14 @@
 """The node's own hot sets: a directory `<root>/hot/<image key hex>/<workload>.bsh`.
 
 Any process may read and write it: a file appears whole by one rename, and is only ever replaced by another. So `<root>`
-is itself such a directory as `[hotset] url` names. Knows files; what is in them is `blockindex.hotpack`'s.
+is itself such a directory as `[hotset] url` names. What a killed process has left unfinished goes an hour later, with
+the next file that is written beside it. Knows files; what is in them is `blockindex.hotpack`'s.
 """
 
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +23,7 @@ from snapshotter.log import fields
 __all__ = ["HotStore", "read_head"]
 
 _CHUNK = 64 << 10
+_UNFINISHED_S = 3600.0  # no file takes so long to write
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,14 @@ def _link(path: Path, file: Path) -> None:
         path.hardlink_to(file)
     except FileExistsError as error:
         raise AlreadyExists(f"{path} is there already") from error
+
+
+def _clear_unfinished(directory: Path) -> None:
+    """Delete what killed processes have left there."""
+    for file in directory.glob(".*.bsh.*"):
+        with contextlib.suppress(FileNotFoundError):  # its process is alive, and was faster
+            if file.stat().st_mtime < time.time() - _UNFINISHED_S:
+                file.unlink()
 
 
 class HotStore:
@@ -98,11 +109,11 @@ class HotStore:
             log.warning("hotset.damaged %s", fields(path=str(path), error=str(error)))
             return None
 
-    def save(self, hotset: HotSet) -> Path:
-        """Write a set without its bytes, in place of what was there. More extents than a file holds are coalesced
-        first. SnapshotterError when the disk refuses."""
+    def save(self, hotset: HotSet, note: Callable[[Path], None] = lambda file: None) -> Path:
+        """Write a set without its bytes, in place of what was there; `note` is called with the finished file just
+        before. More extents than a file holds are coalesced first. SnapshotterError when the disk refuses."""
         data = encode_hotset(fitted(hotset))
-        return self.put(hotset.image_key, hotset.workload, lambda file: file.write(data))
+        return self.put(hotset.image_key, hotset.workload, lambda file: file.write(data), note=note)
 
     def add(self, hotset: HotSet) -> bool:
         """As `save`, unless there is one of the image and workload already, which stays; whether it was saved."""
@@ -113,17 +124,26 @@ class HotStore:
             return False
         return True
 
-    def put(self, key: str, workload: str, write: Callable[[BinaryIO], object], replace: bool = True) -> Path:
-        """Have `write` write a file, then give it its name. If `write` raises, nothing has changed; SnapshotterError
-        when the disk refuses; AlreadyExists when there is one that `replace` does not let go."""
+    def put(
+        self,
+        key: str,
+        workload: str,
+        write: Callable[[BinaryIO], object],
+        replace: bool = True,
+        note: Callable[[Path], None] = lambda file: None,
+    ) -> Path:
+        """Have `write` write a file, call `note` with it, then give it its name. If one raises, nothing has changed;
+        SnapshotterError when the disk refuses; AlreadyExists when there is one that `replace` does not let go."""
         path = self.path(key, workload)
         temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _clear_unfinished(path.parent)
             with temporary.open("xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            note(temporary)
             reach("service.hotset-written")
             if replace:
                 temporary.rename(path)

@@ -16,8 +16,10 @@ Removing a layer from the store, so that no process goes on with files that are 
    the block server close its files. Once it has none open below the renamed directory the layer is deleted. If it still
    has after some seconds, the name is put back, and the removal refused.
 The next pull finds neither directory nor inode, and begins anew under the same node id. A fetch process that is killed
-on the way leaves the renamed directory; its successor has the kernel forget the name, and deletes it. A look-up that
-overtakes the FORGET is harmless: at each the block server compares what it has open with what is in the store.
+before it is sure that the layer can go leaves the renamed directory, and its successor puts it back: somebody may have
+it open. The call is made again then. One that is killed later leaves the directory under a name that says so, and its
+successor deletes it. A look-up that overtakes the FORGET is harmless: at each the block server compares what it has
+open with what is in the store.
 """
 
 import contextlib

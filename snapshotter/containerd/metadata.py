@@ -210,6 +210,7 @@ class Metadata:
         self._reserve.take()
 
     def _open(self, known_ids: Set[int], lose: Callable[[Set[int]], None]) -> None:
+        salvage.finish(self._path)
         reason = salvage.damage(self._path)
         if reason:
             salvage.rebuild(self._path, reason, _make_schema, known_ids, lose)

@@ -4,7 +4,11 @@ Snapshots cannot be made up: containerd gave them their names, and knows what st
 lost, and with it what stood on it; the caller keeps its directories. A row of the copy that has been removed since does
 no harm: containerd's garbage collection removes what containerd does not know.
 
-Nothing of the damaged file is changed. Knows SQLite and the columns, not what snapshots are for.
+Order of things: the new store is complete as `<store>.rebuilt`, and directories that nobody knows any more are moved,
+before the damaged one is set aside; then the new one takes its place. Whoever finds `<store>.rebuilt` goes on from
+there (`finish`), so that one that is killed on the way loses no row. Nothing of the damaged file is changed.
+
+Knows SQLite and the columns, not what snapshots are for.
 """
 
 import contextlib
@@ -20,7 +24,9 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Rebuilt", "copy_path", "copy_store", "damage", "is_damage", "rebuild"]
+from snapshotter.killpoints import reach
+
+__all__ = ["Rebuilt", "copy_path", "copy_store", "damage", "finish", "is_damage", "rebuild"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +93,8 @@ def _open(uri: str) -> Iterator[sqlite3.Connection]:
 
 def copy_store(connection: sqlite3.Connection, path: Path) -> None:
     """Write the copy of the store in `path`, whole or not at all, from a connection to it that is in no transaction."""
-    temporary = path.with_name(f"{path.name}.copy-{os.urandom(4).hex()}")
+    temporary = path.with_name(f"{path.name}.copy-new")
+    temporary.unlink(missing_ok=True)  # of one that was killed
     try:
         connection.execute("VACUUM INTO ?", (str(temporary),))
         descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
@@ -96,6 +103,7 @@ def copy_store(connection: sqlite3.Connection, path: Path) -> None:
         finally:
             os.close(descriptor)
         temporary.chmod(0o600)
+        reach("service.copying")
         temporary.rename(copy_path(path))
     finally:
         temporary.unlink(missing_ok=True)
@@ -112,8 +120,9 @@ def rebuild(
     are in use, as far as anybody knows; the ids of new snapshots are greater. `lose` is told which ids there are in
     the new store, just before it is the store: others are no garbage."""
     known_id = max(known_ids, default=0)
-    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}")
     new = path.with_name(f"{path.name}.new")
+    for left in path.parent.glob("salvage-*"):  # of one that was killed
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="salvage-") as scratch:
         for suffix in _SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
@@ -136,15 +145,31 @@ def rebuild(
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('snapshots', ?)", (known_id,))
         connection.execute("COMMIT")
     lose(rows.keys())
-    for suffix in reversed(_SUFFIXES):  # the file itself last: one that is killed meanwhile finds it, and begins anew
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{path}{suffix}", f"{aside}{suffix}")
-    new.rename(path)
+    reach("service.salvaging")
+    new.rename(_rebuilt_path(path))
+    aside = finish(path)
     from_file = sum(1 for number, row in rows.items() if read.get(number) is row)
     done = Rebuilt(reason, from_file, len(rows) - from_file, aside)
     said = "snapshots.rebuilt reason=%r rows_read=%d rows_of_copy=%d damaged_file=%s"
     _log.error(said, reason, done.read, done.copied, aside)
     return done
+
+
+def finish(path: Path) -> Path:
+    """Put a store that was made anew into the place of the damaged one, which is set aside: where that is now. Does
+    nothing where none was made."""
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}")
+    if _rebuilt_path(path).exists():
+        for suffix in reversed(_SUFFIXES):  # the file last: what a log without a file is to become nobody knows
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{path}{suffix}", f"{aside}{suffix}")
+        reach("service.salvaged")
+        _rebuilt_path(path).rename(path)
+    return aside
+
+
+def _rebuilt_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.rebuilt")
 
 
 def _read(path: Path, known_id: int) -> dict[int, _Row]:

@@ -211,11 +211,12 @@ class Arrivals:
             return None
         index, found, judged = chosen
         staging = self._store.stage(wanted.digest)
-        if judged:
-            self._judgements.renewed(node_name(wanted.digest))
-        else:
+        if not judged:
             self._judgements.owe(staging.directory)
-        return _publish(staging, index, found.encoded, wanted.image, _stored_runs(index), found.where)
+        directory = _publish(staging, index, found.encoded, wanted.image, _stored_runs(index), found.where)
+        if judged:  # after it: killed in between, the layer is judged once more, and never once less
+            self._judgements.renewed(directory.name)
+        return directory
 
     def _usable(self, wanted: _Wanted) -> tuple[LayerIndex, FoundIndex, bool] | None:
         """The first index that is sound, and the layer's; whether its metadata have been judged too."""
@@ -243,8 +244,8 @@ class Arrivals:
                     staging.write(offset, data)
                     reach("fetch.streamed")
             index = builder.finish()
-            self._judgements.renewed(node_name(digest))
             directory = _publish(staging, index, encode_index(index), image, [])
+            self._judgements.renewed(directory.name)
         except BaseException:
             staging.discard()
             raise

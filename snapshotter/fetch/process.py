@@ -85,9 +85,7 @@ class FetchProcess:
         self._host_of = host_of
         self._refused = refused
         self._store = BlockStore(Path(config.root))
-        for name in self._store.set_aside_before():  # by one that was killed while it removed the layer
-            self._forget(name)
-        self._store.sweep()  # what a killed predecessor had staged: nobody else stages layers
+        self._store.sweep()  # what a killed predecessor had staged or set aside: nobody else does that
         min_lazy_bytes = config.lazy.min_layer_kib << 10
         self._arrivals = Arrivals(self._store, indexes, open_blob, min_lazy_bytes, self._hurry)
         # Guards additions to the two tables. Layers are opened under it, which takes up to seconds, so what is open
@@ -343,6 +341,7 @@ class FetchProcess:
                 if layer is not None and layer.waiting():
                     raise Precondition(f"{name} is in use: readers wait for it")
                 aside = self._set_aside(name)
+                reach("fetch.set-aside")
                 self._layers.pop(name, None)
             if layer is not None:
                 layer.stop_background()
@@ -350,8 +349,10 @@ class FetchProcess:
                 if aside is not None:
                     self._store.put_back(aside)
                 raise Precondition(f"{name} is in use: the kernel still has its file open")
+            reach("fetch.forgotten")
             if aside is not None:
                 self._store.delete(aside)
+        reach("fetch.deleted")
         _log.info("layer.removed layer=%s", digest)
 
     def _set_aside(self, name: str) -> Path | None:
@@ -363,7 +364,7 @@ class FetchProcess:
 
     def _is_forgotten(self, name: str) -> bool:
         """Have the kernel forget the layer's file, and see whether the block server lets go of it."""
-        asides = f"{os.path.realpath(self._store.layers)}/.dead-{name}-"
+        asides = f"{os.path.realpath(self._store.layers)}/.aside-{name}-"
         give_up = time.monotonic() + _FORGET_S
         while True:
             self._forget(name)

@@ -11,9 +11,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from snapshotter.killpoints import reach
-
-__all__ = ["LoopStatus", "attach", "change_file", "device_path", "set_read_ahead", "status"]
+__all__ = ["LoopStatus", "attach", "change_file", "device_path", "set_direct_io", "set_read_ahead", "status"]
 
 _LOOP_CHANGE_FD, _LOOP_GET_STATUS64 = 0x4C06, 0x4C05
 _LOOP_SET_DIRECT_IO, _LOOP_CONFIGURE = 0x4C08, 0x4C0A
@@ -77,9 +75,12 @@ def status(device: int) -> LoopStatus:
 
 def change_file(device: int, file_fd: int) -> None:
     """Put another file of the same size under a live read-only device: running readers see a pause at most. The
-    kernel drops direct I/O on the way, so it is asked for again."""
+    kernel drops direct I/O on the way: `set_direct_io` has to follow."""
     fcntl.ioctl(device, _LOOP_CHANGE_FD, file_fd)
-    reach("service.loop-changed")
+
+
+def set_direct_io(device: int) -> None:
+    """Read the file under the device past its page cache."""
     fcntl.ioctl(device, _LOOP_SET_DIRECT_IO, 1)
 
 

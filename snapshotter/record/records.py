@@ -4,11 +4,16 @@
                                                                   when it ended, in ns since 1970, 20 digits
     <root>/records/<hex of the image key>/<workload>/stale        the share of its blocks that a start of the workload
                                                                   had to fetch on demand: it is to be recorded anew
-    <root>/records/<hex of the image key>/mixed                   size and time of the `default` that was made of them
+    <root>/records/<hex of the image key>/mixed                   size and time of the `default` that was made of them,
+                                                                  and of the one before; a line each
 
 Each recording makes two sets in the node's store of hot sets anew (`workload.mixing`): that of its workload,
 and the image's `default`. A `default` that somebody imported, or recorded by a command, stays as it is: `mixed` tells.
 Recordings whose set was removed from the store do not count any more, and are deleted with the next one.
+
+Order of things: a recording is there before the sets are made of it, and `mixed` names both the `default` that there
+is, if it was made here, and the one to come before that takes its place. So a killed service leaves sets that lack the
+last recording until the next one, never a `default` that passes for somebody's own.
 
 Nothing is synced here: a recording that a power cut damages is passed over.
 """
@@ -29,13 +34,14 @@ from blockindex.model import BLOCK
 from snapshotter.config import WorkloadConfig
 from snapshotter.errors import SnapshotterError
 from snapshotter.hotstore import HotStore, read_head
+from snapshotter.killpoints import reach
 from snapshotter.workload.mixing import default_set, own_set
 
 __all__ = ["Kept", "Records"]
 
 _log = logging.getLogger(__name__)
 
-_STALE, _MIXED = "stale", "mixed"
+_STALE, _MIXED, _UNFINISHED = "stale", "mixed", ".new"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class Records:
             if commanded:
                 self._delete(key, workload)
             self._add(fitted(record))
+            reach("service.record-added")
             records = self.of(key)
             if workload == DEFAULT_WORKLOAD and not commanded:
                 return self._mix(key, records)
@@ -98,7 +105,7 @@ class Records:
     def mixes_default(self, key: str) -> bool:
         """Whether the image's `default` here is one that was made of recordings of its workloads."""
         with contextlib.suppress(OSError):
-            return (self._image(key) / _MIXED).read_text() == _stamp(self._default(key))
+            return _stamp(self._default(key)) in (self._image(key) / _MIXED).read_text().splitlines()
         return False
 
     def _may_mix(self, key: str) -> bool:
@@ -131,7 +138,7 @@ class Records:
         directory = self._image(record.image_key) / record.workload
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory / f"{time.time_ns():020}.bsh"
-        temporary = path.with_suffix(".new")
+        temporary = directory / _UNFINISHED
         temporary.write_bytes(encode_hotset(record))
         temporary.rename(path)
         for old in [*sorted(directory.glob("*.bsh"))[: -self._config.records], directory / _STALE]:
@@ -141,9 +148,15 @@ class Records:
         config = self._config
         most_blocks = (config.default_mib << 20) // BLOCK
         hotset = default_set(records, config.records, most_blocks, config.default_share)
-        path = self.hotsets.save(hotset)
-        (self._image(key) / _MIXED).write_text(_stamp(path))
-        return Kept(hotset, path)
+        before = _stamp(self._default(key)) if self.mixes_default(key) else ""
+
+        def note(file: Path) -> None:
+            temporary = self._image(key) / _UNFINISHED
+            temporary.write_text(f"{before}\n{_stamp(file)}\n")
+            temporary.rename(self._image(key) / _MIXED)
+            reach("service.default-stamped")
+
+        return Kept(hotset, self.hotsets.save(hotset, note))
 
     def _prune(self, key: str) -> None:
         """Delete the recordings of sets that were removed."""

@@ -61,6 +61,7 @@ class Kernel:
     calls: list[tuple[str, ...]] = field(default_factory=list)
     refuses: OSError | None = None
     backing_device: int = 0
+    is_direct: bool = True
 
     def mounts(self) -> list[MountEntry]:
         return list(self.table)
@@ -89,10 +90,13 @@ class Kernel:
         self.calls.append(("read_ahead", str(kib)))
 
     def status(self, device: int) -> LoopStatus:
-        return LoopStatus(self.backing_device, 1, True)
+        return LoopStatus(self.backing_device, 1, self.is_direct)
 
     def change_file(self, device: int, file_fd: int) -> None:
         self.calls.append(("change_file",))
+
+    def set_direct_io(self, device: int) -> None:
+        self.calls.append(("set_direct_io",))
 
 
 @pytest.fixture
@@ -106,6 +110,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(attach_module.loop, "set_read_ahead", kernel.read_ahead)
     monkeypatch.setattr(attach_module.loop, "status", kernel.status)
     monkeypatch.setattr(attach_module.loop, "change_file", kernel.change_file)
+    monkeypatch.setattr(attach_module.loop, "set_direct_io", kernel.set_direct_io)
     return kernel
 
 
@@ -195,7 +200,28 @@ def test_a_mount_of_an_earlier_daemon_gets_the_new_file(tmp_path: Path, fuse: in
     _fake_loop(attacher, kernel)
     kernel.calls.clear()
     attacher.attach(RECORD)
-    assert kernel.calls == [("open", node_name(DIGEST)), ("change_file",)]
+    assert kernel.calls == [("open", node_name(DIGEST)), ("change_file",), ("set_direct_io",)]
+
+
+def test_direct_io_that_a_killed_service_had_not_asked_for_again(tmp_path: Path, fuse: int, kernel: Kernel) -> None:
+    attacher = _attacher(tmp_path, fuse, "loop")
+    kernel.backing_device, kernel.is_direct = os.fstat(fuse).st_dev, False
+    _fake_loop(attacher, kernel)
+    attacher.attach(RECORD)
+    assert kernel.calls == [("set_direct_io",)]
+
+
+def test_mount_points_that_a_killed_service_has_left_go_with_the_next_start(
+    tmp_path: Path, fuse: int, kernel: Kernel
+) -> None:
+    attacher = _attacher(tmp_path, fuse, "loop")
+    _fake_loop(attacher, kernel)
+    names = {"0123456789abcd", "0123456789abcd.07", attacher.path(DIGEST).name, "full"}
+    for name in names:
+        (attacher.mounts_dir / name).mkdir()
+    (attacher.mounts_dir / "full" / "somebody's").touch()
+    _attacher(tmp_path, fuse, "loop")
+    assert {path.name for path in attacher.mounts_dir.iterdir()} == {attacher.path(DIGEST).name, "full"}
 
 
 def _fake_loop(attacher: Attacher, kernel: Kernel) -> None:

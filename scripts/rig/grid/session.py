@@ -117,7 +117,7 @@ class Session:
     def _open(self, network: Network) -> Stage:
         link = Link(self.workspace, network.mbit, network.rtt_ms, f"link-{network.name}")
         self._stack.callback(link.close)
-        tested = self._test(link)
+        tested = link.tested(self._any_link)
         self._progress(f"{network.name}: {tested}")
         first: Registry | None = getattr(self, "_first", None)
         registry = Registry(self.workspace, link, f"registry-{network.name}", first)
@@ -126,15 +126,6 @@ class Session:
         files = FileServer(self.workspace, link, f"files-{network.name}")
         self._stack.callback(files.close)
         return Stage(network, link, tested, registry, files)
-
-    def _test(self, link: Link) -> str:
-        """What the link's test says; RigError if the link is not as it should be, unless any link will do."""
-        try:
-            return str(link.self_test(attempts=1 if self._any_link else 4))
-        except RigError as error:
-            if not self._any_link:
-                raise
-            return f"REFUSED: {error}"
 
     def _bare(self, recipe: Recipe, stage: Stage) -> Bench:
         """The image in the registry, and nothing else."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from scripts.rig.arguments import count
 from scripts.rig.errors import RigError
+from scripts.rig.grid.network import NETWORKS, Network
 from scripts.rig.image import RECIPES
 from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
 from scripts.rig.nodebench import hit, memory, prepare, record, tar, together, warm
@@ -57,6 +58,12 @@ class _Options:
     rounds: int
     json: Path | None
     small: bool
+    network: Network | None
+
+    @property
+    def where(self) -> str:
+        """The machine, and the link if there is one."""
+        return f"{_machine()}, {self.network.name if self.network else 'no distance'}"
 
 
 class _Progress:
@@ -100,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(options: _Options, progress: _Progress, results: dict[str, Result]) -> None:
     """Fill `results`, so that what was measured before an error or a signal is shown all the same."""
     measurements = _SMALL if options.small else MEASUREMENTS
-    with Site(RECIPES["tiny" if options.small else "numpy"], progress) as site:
+    recipe = RECIPES["tiny" if options.small else "numpy"]
+    with Site(recipe, progress, options.network, any_link=options.small) as site:
         try:
             for name in options.names:
                 progress(f"{name}: begins")
@@ -111,15 +119,15 @@ def _measure(options: _Options, progress: _Progress, results: dict[str, Result])
 
 def _show(options: _Options, results: Mapping[str, Result]) -> None:
     rows = [row for result in results.values() for row in result.rows()]
-    print(f"{_machine()}\n\n{table(rows)}")
+    print(f"{options.where}\n\n{table(rows)}")
     if options.json is not None:
-        options.json.write_text(document(results) + "\n")
+        options.json.write_text(document(results, options.where) + "\n")
 
 
-def document(results: Mapping[str, Result]) -> str:
-    """The JSON document: the machine, the rows of the table, and each result with its own fields."""
+def document(results: Mapping[str, Result], machine: str) -> str:
+    """The JSON document: the machine and the link, the rows of the table, and each result with its own fields."""
     rows: list[Row] = [row for result in results.values() for row in result.rows()]
-    content: dict[str, Any] = {"machine": _machine(), "rows": [asdict(row) for row in rows]}
+    content: dict[str, Any] = {"machine": machine, "rows": [asdict(row) for row in rows]}
     content["results"] = {name: asdict(result) for name, result in results.items()}
     return json.dumps(content, indent=1)
 
@@ -136,10 +144,13 @@ def _parse(argv: Sequence[str] | None) -> _Options:
     parser.add_argument("--rounds", type=count, default=20, metavar="N", help="pairs, or repetitions (20)")
     parser.add_argument("--only", type=_names, default=tuple(MEASUREMENTS), metavar="NAME,...", help=f"of {names}")
     parser.add_argument("--small", action="store_true", help="tiny image and layers: to see that it works, no figures")
+    parser.add_argument(
+        "--network", choices=NETWORKS, metavar="NAME", help="between node and registry, as in `run` (no distance)"
+    )
     options = parser.parse_args(argv)
     if options.json is not None and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: no directory {options.json.absolute().parent}")
-    return _Options(options.only, options.rounds, options.json, options.small)
+    return _Options(options.only, options.rounds, options.json, options.small, NETWORKS.get(options.network))
 
 
 def _names(text: str) -> tuple[str, ...]:

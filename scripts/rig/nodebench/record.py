@@ -1,9 +1,10 @@
 """What a recording costs the container that is recorded: the same cold start with and without one.
 
-Each start has a cold node of its own: pull, then one container, until its first line. The link has no distance, so that
-what a recording adds is not hidden behind the network. Taken are the whole start, and the container's part of it, which
-has all of the cost (private mounts at Prepare, a note a read) and so shows it larger. That the one start was recorded,
-and the record kept, and the other was not, is looked at each time.
+Each start has a cold node of its own: pull, then one container, until its first line. With no distance nothing that a
+recording adds is hidden behind the network; but then the layers are complete at once, and a container that is not
+recorded has a larger read-ahead from then on, which a real link does not allow so early. Taken are the whole start, and
+the container's part of it, which has all of the cost (private mounts at Prepare, a note a read) and so shows it larger.
+That the one start was recorded, and the record kept, and the other was not, is looked at each time.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What the measurements share: one workspace, a link without distance, a registry with an image, made-up layers.
+"""What the measurements share: a workspace, a link (mostly without distance), a registry with an image, made-up layers.
 
 Everything is opened at its first use and ends with the site. Indexes of made-up layers are kept in a cache: the same
 layers have the same digests, and building the index of one of 8 GB takes longer than all else. `bootseer index build`
@@ -18,7 +18,9 @@ from typing import Any
 from scripts.rig import blobserver, registry
 from scripts.rig.blobserver import BlobServer
 from scripts.rig.errors import RigError
+from scripts.rig.grid.network import Network
 from scripts.rig.image import CACHE, Recipe, build
+from scripts.rig.link import Link
 from scripts.rig.loopback import Loopback
 from scripts.rig.node import BOOTSEER, SNAPSHOTTER, Node
 from scripts.rig.oci import Layout
@@ -46,10 +48,20 @@ class Image:
 class Site:
     """Opened with `with`; see the module."""
 
-    def __init__(self, recipe: Recipe, progress: Callable[[str], None], indexes: Path = _INDEXES) -> None:
-        """`recipe`: the image of the measurements that run containers; `indexes`: the cache of indexes."""
+    def __init__(
+        self,
+        recipe: Recipe,
+        progress: Callable[[str], None],
+        network: Network | None = None,
+        any_link: bool = False,
+        indexes: Path = _INDEXES,
+    ) -> None:
+        """`recipe`: the image of the measurements that run containers; `network`: what lies between node and servers,
+        None for no distance; with `any_link`, one that fails its test will do; `indexes`: the cache of indexes."""
         self.progress = progress
         self._recipe = recipe
+        self._network = network
+        self._any_link = any_link
         self._index_cache = indexes
         self._closing = ExitStack()
         self._serial = 0
@@ -67,11 +79,16 @@ class Site:
         return self._closing.enter_context(Workspace())
 
     @cached_property
-    def ends(self) -> Loopback:
-        """The network of node and servers."""
-        ends = Loopback(self.workspace)
-        self._closing.callback(ends.close)
-        return ends
+    def ends(self) -> Loopback | Link:
+        """The network of node and servers; a link is tested first."""
+        if self._network is None:
+            ends = Loopback(self.workspace)
+            self._closing.callback(ends.close)
+            return ends
+        link = Link(self.workspace, self._network.mbit, self._network.rtt_ms)
+        self._closing.callback(link.close)
+        self.progress(f"{self._network.name}: {link.tested(self._any_link)}")
+        return link
 
     @cached_property
     def registry(self) -> Registry:

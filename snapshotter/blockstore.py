@@ -16,11 +16,12 @@ and a slot (1..255) for a private file of the same layer, `<node name>.<slot>`, 
 with one node name are told apart by layer.json: the second is refused and served by the ordinary path.
 
 Invariant: bytes are in `data` before their block says PRESENT, and only verified bytes are written. One process (the
-fetch process) writes; any process may map `present` and read. `present` is allocated in full when it is made, since a
-store through a mapping into a hole of a full disk would be SIGBUS. After the machine's boot id has changed nothing
-says which writes reached the disk: PRESENT becomes UNVERIFIED, and each piece is checked against its digest on first
-use; a layer whose files have not the sizes that they had is dropped. Whether metadata and index are what was sealed in
-layer.json is looked at before each mount (`integrity`). This module does not know where bytes come from, nor FUSE.
+fetch process) writes; any process may map `present` and read. Nobody stores through a mapping: where the disk is full
+that would be SIGBUS, on btrfs also in what is allocated, and not an error. `present` is allocated in full when it is
+made, so that elsewhere a mark needs no room. After the machine's boot id has changed nothing says which writes reached
+the disk: PRESENT becomes UNVERIFIED, and each piece is checked against its digest on first use; a layer whose files
+have not the sizes that they had is dropped. Whether metadata and index are what was sealed in layer.json is looked at
+before each mount (`integrity`). This module does not know where bytes come from, nor FUSE.
 """
 
 import contextlib
@@ -147,7 +148,7 @@ class LayerRecord:
 class LayerFiles:
     """A layer's open files. The attributes are public for the block server's hot path; nobody else touches them."""
 
-    __slots__ = ("_open", "data_fd", "directory", "meta_fd", "meta_size", "name", "present", "record")
+    __slots__ = ("_open", "_present_fd", "data_fd", "directory", "meta_fd", "meta_size", "name", "present", "record")
 
     def __init__(self, directory: Path, writable: bool = False) -> None:
         """Open the layer. NotFound when there is none, SnapshotterError when a part of it is missing."""
@@ -156,15 +157,16 @@ class LayerFiles:
         self.name = directory.name
         self.record = LayerRecord.load(directory)
         self.meta_size = self.record.meta_size
+        mode = os.O_RDWR if writable else os.O_RDONLY
         with contextlib.ExitStack() as on_failure:
             try:
                 self.meta_fd = os.open(directory / "meta", os.O_RDONLY | os.O_CLOEXEC)
                 on_failure.callback(os.close, self.meta_fd)
-                self.data_fd = os.open(directory / "data", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+                self.data_fd = os.open(directory / "data", mode | os.O_CLOEXEC)
                 on_failure.callback(os.close, self.data_fd)
-                with open(directory / "present", "r+b" if writable else "rb") as present:
-                    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-                    self.present = mmap.mmap(present.fileno(), max(self.record.blocks, 1), access=access)
+                self._present_fd = os.open(directory / "present", mode | os.O_CLOEXEC)
+                on_failure.callback(os.close, self._present_fd)
+                self.present = mmap.mmap(self._present_fd, max(self.record.blocks, 1), access=mmap.ACCESS_READ)
             except (FileNotFoundError, ValueError) as error:  # ValueError: the presence map is too short
                 raise SnapshotterError(f"{directory}: {error}; remove the directory to refetch") from error
             on_failure.pop_all()
@@ -182,8 +184,8 @@ class LayerFiles:
         if self._open:
             self._open = False
             self.present.close()
-            os.close(self.meta_fd)
-            os.close(self.data_fd)
+            for descriptor in (self._present_fd, self.meta_fd, self.data_fd):
+                os.close(descriptor)
 
     def is_current(self, directory: Path) -> bool:
         """Whether these are the files that are in `directory` now."""
@@ -222,18 +224,19 @@ class LayerFiles:
             raise OSError(f"{self.name}/data is shorter than its {self.record.data_size} bytes")
 
     def fill(self, start: int, end: int, data: bytes | memoryview) -> None:
-        """Write verified bytes of the blocks `[start, end)` and say that they are present."""
+        """Write verified bytes of the blocks `[start, end)` and say that they are present. Here and in the next two:
+        OSError when the disk refuses that."""
         write_all(self.data_fd, data, start * BLOCK)
         reach("fetch.written")
         self.trust(start, end)
 
     def trust(self, start: int, end: int) -> None:
         """Say that the blocks `[start, end)`, whose bytes are in the file and verified, are present."""
-        self.present[start:end] = bytes([PRESENT]) * (end - start)
+        write_all(self._present_fd, bytes([PRESENT]) * (end - start), start)
 
     def distrust(self, start: int, end: int) -> None:
         """Have those of the blocks `[start, end)` that are present checked before they are read again."""
-        self.present[start:end] = self.present[start:end].translate(_DISTRUST)
+        write_all(self._present_fd, self.present[start:end].translate(_DISTRUST), start)
 
 
 class Staging:

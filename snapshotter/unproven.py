@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .blockstore import write_all
 from .killpoints import reach
 
 __all__ = ["Pack", "Unproven"]
@@ -46,6 +47,7 @@ class Unproven:
         self._directory = directory
         self._blocks = blocks
         self._writable = writable
+        self._fd = -1  # written to: a store through the mapping would be SIGBUS where the disk is full (see blockstore)
         self._map: mmap.mmap | None = None
         self._packs = list(self.packs_of(directory))
         if (directory / "unproven").exists():
@@ -55,9 +57,10 @@ class Unproven:
         return f"<Unproven {sum(end - start for start, end in self.runs())} of {self._blocks} blocks>"
 
     def close(self) -> None:
-        """Close the mapping; more than once is harmless."""
+        """Close the files; more than once is harmless."""
         if self._map is not None:
             self._map.close()
+            os.close(self._fd)
             self._map = None
 
     @property
@@ -95,21 +98,20 @@ class Unproven:
         return len(self._packs)
 
     def mark(self, start: int, end: int, number: int) -> None:
-        """The blocks come from this pack; 0: the layer itself has proven them."""
+        """The blocks come from this pack; 0: the layer itself has proven them. OSError when the disk refuses."""
         if self._map is not None:
-            self._map[start:end] = bytes([number]) * (end - start)
+            write_all(self._fd, bytes([number]) * (end - start), start)
 
     def _open(self) -> None:
         path, size = self._directory / "unproven", max(self._blocks, 1)
         fd = os.open(path, (os.O_RDWR | os.O_CREAT if self._writable else os.O_RDONLY) | os.O_CLOEXEC, 0o600)
-        try:
+        with contextlib.ExitStack() as unless_mapped:
+            unless_mapped.callback(os.close, fd)
             if self._writable:
-                os.posix_fallocate(fd, 0, size)  # a store into a hole of a full disk would be SIGBUS
+                os.posix_fallocate(fd, 0, size)
             if os.fstat(fd).st_size >= size:
-                access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
-                self._map = mmap.mmap(fd, size, access=access)
-        finally:
-            os.close(fd)
+                self._map, self._fd = mmap.mmap(fd, size, access=mmap.ACCESS_READ), fd
+                unless_mapped.pop_all()
 
     @staticmethod
     def packs_of(directory: Path) -> Iterator[Pack]:

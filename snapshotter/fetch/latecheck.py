@@ -25,6 +25,7 @@ Locking: `_lock` guards the notes and all writes of blocks, so that bytes are co
 It may be taken while nothing else is held, and nothing but the alarms' own lock is taken under it.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -95,12 +96,17 @@ class LateCheck:
                 self._unproven.mark(start, end, 0)
 
     def recheck(self, piece: PieceRange) -> bool:
-        """Trust a piece in doubt if its bytes on disk match its digest; whether they do."""
+        """Trust a piece in doubt if its bytes on disk match its digest; whether it may be read now. Where the disk has
+        no room to note that (btrfs) it may not, and is fetched as what cannot be stored."""
         with self._lock:
             if not self._matches(piece):
                 return False
-            self._files.trust(piece.block_start, piece.block_end)
-            self._unproven.mark(piece.block_start, piece.block_end, 0)
+            try:
+                self._unproven.mark(piece.block_start, piece.block_end, 0)
+                self._files.trust(piece.block_start, piece.block_end)
+            except OSError as error:
+                _log.debug("layer.not_noted file=%r block=%d error=%r", self._files, piece.block_start, str(error))
+                return False
             return True
 
     def _compare(self, start: int, marks: bytes, data: memoryview) -> None:
@@ -161,7 +167,8 @@ class LateCheck:
             if not marks.strip(b"\0") or not self._files.has(first, last):
                 continue
             if self._matches(piece):
-                self._unproven.mark(first, last, 0)
+                with contextlib.suppress(OSError):  # a full disk: it counts as unproven, and is right
+                    self._unproven.mark(first, last, 0)
                 continue
             for number in set(marks) - {0}:
                 blocks = [first + place for place, mark in enumerate(marks) if mark == number]

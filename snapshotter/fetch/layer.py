@@ -173,14 +173,24 @@ class LayerFetch:
         self._failures = 0  # in a row; flights that fail together count once
         self._retry_at = 0.0  # monotonic seconds
         self._last_failure = ""
-        for hole in index.hole_blocks():  # no span brings these: they are zeros from the start, also after a power cut
-            if not files.has(hole.start, hole.stop):
-                files.trust(hole.start, hole.stop)
+        self._trust_holes()
         self.late = LateCheck(files, index, alarms or Alarms(files.directory.parents[1]))
         self._check_complete()
 
     def __repr__(self) -> str:
         return f"<LayerFetch {self.files!r}, {len(self._waiters)} readers wait, {len(self._flights)} spans in flight>"
+
+    def _trust_holes(self) -> None:
+        """No span brings their blocks: they are zeros from the start, also after a power cut."""
+        for hole in self.index.hole_blocks():
+            if not self.files.has(hole.start, hole.stop):
+                try:
+                    self.files.trust(hole.start, hole.stop)
+                except OSError as error:
+                    self.overflow.refused(error)
+                    self._was_refused = True  # their readers wait for room: `tend`
+                    return
+                self._arrived(hole.start, hole.stop, None)
 
     # -- readers -----------------------------------------------------------------------------------------------------
 
@@ -470,6 +480,7 @@ class LayerFetch:
         if not self._was_refused:
             return
         self._was_refused = False  # before the look: what is refused from now on says so again
+        self._trust_holes()
         for block, data in self.overflow.of(self._owner):
             try:
                 self.late.store(block, block + 1, data)

@@ -76,8 +76,9 @@ def test_a_flipped_bit_of_a_block_is_found_where_it_is(directory: Path, offset: 
 def test_a_flip_in_what_is_not_there_is_none(directory: Path) -> None:
     """Nobody may read it, and it is fetched before anybody does."""
     flip(directory / "data", 0)
-    with closing(LayerFiles(directory, writable=True)) as files:
-        files.present[0:1] = b"\0"
+    with (directory / "present").open("r+b") as present:
+        present.write(b"\0")
+    with closing(LayerFiles(directory)) as files:
         check = check_layer(directory)
         assert check.is_sound and 0 < check.checked_blocks < files.record.blocks
 

@@ -646,7 +646,9 @@ def test_a_reader_that_comes_as_a_flight_fails_is_served_and_holds_nobody_back(b
 
 
 def _distrust(bench: Bench, start: int, end: int) -> None:
-    bench.files.present[start:end] = bytes([UNVERIFIED]) * (end - start)
+    with (bench.files.directory / "present").open("r+b") as present:
+        present.seek(start)
+        present.write(bytes([UNVERIFIED]) * (end - start))
 
 
 def test_bytes_in_doubt_are_served_without_fetching_if_they_are_right(bench: Bench) -> None:
@@ -660,6 +662,48 @@ def test_bytes_in_doubt_are_served_without_fetching_if_they_are_right(bench: Ben
     bench.settle()
     assert len(bench.blob.requests) == requests
     assert bench.files.present[start:end] == bytes([PRESENT]) * (end - start)
+
+
+def _takes_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk on which each write needs new room, as on btrfs."""
+
+    def trusting(files: LayerFiles, start: int, end: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(LayerFiles, "trust", trusting)
+
+
+def test_bytes_in_doubt_come_anew_where_nothing_can_be_noted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, end = bench.span_blocks(3)
+    bench.check(bench.read(start, end))
+    bench.settle()
+    requests = len(bench.blob.requests)
+    _distrust(bench, start, end)
+    with monkeypatch.context() as refusing:
+        _takes_no_marks(refusing)
+        bench.check(bench.read(start, end))
+        bench.settle()
+        assert len(bench.blob.requests) == requests + 1 and not bench.files.has(start, end)
+    assert [it.getMessage().split()[0] for it in caplog.records if it.levelno == logging.ERROR] == ["store.full"]
+    caplog.clear()
+    bench.layer.tend()
+    assert bench.files.has(start, end)
+
+
+def test_holes_wait_for_room_where_nothing_can_be_noted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(LayerIndex, "hole_blocks", lambda index: [range(2), range(5, 6)])
+    with monkeypatch.context() as refusing:
+        _takes_no_marks(refusing)
+        again = LayerFetch(bench.files, bench.index, [bench.blob], bench.host, 1 << 30, 1.0)
+        again.tend()
+        assert not bench.files.blocks_present()
+    caplog.clear()
+    again.tend()
+    assert bench.files.has(0, 2) and bench.files.has(5, 6)
 
 
 def test_only_wrong_bytes_in_doubt_are_fetched_again(bench: Bench) -> None:
@@ -702,7 +746,7 @@ def test_what_the_disk_cannot_read_back_after_a_power_cut_is_fetched_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start, end = bench.span_blocks(4)
-    bench.files.present[start:end] = bytes([UNVERIFIED]) * (end - start)
+    _distrust(bench, start, end)
 
     def broken(fd: int, size: int, offset: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")

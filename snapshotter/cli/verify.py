@@ -138,7 +138,7 @@ def _of_database(root: Path) -> Iterator[_Finding]:
     except sqlite3.Error as error:
         problem = f"cannot be read: {error}"
     if problem:
-        yield _Finding(str(path), f"{problem}; restart the daemon, which makes it anew", "")
+        yield _Finding(str(path), f"{problem}; start the daemon, or bootseer reload: that makes it anew", "")
 
 
 def _document(checks: Sequence[LayerCheck], findings: Sequence[_Finding]) -> dict[str, object]:

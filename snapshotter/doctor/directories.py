@@ -35,10 +35,10 @@ def check_directory(section: str, url: str, ask: Callable[[], None]) -> Check:
     except NotFound:
         pass
     except InvalidArgument as error:
-        fix = f"mend url in [{section}], or install what it needs"
+        fix = f"mend url in [{section}], or install what it needs; then bootseer reload"
         return fail(name, f"{url} cannot be asked", str(error), fix)
     except SnapshotterError as error:
-        fix = f"check url in [{section}], the network and proxies"
+        fix = f"check the network and proxies; or change url in [{section}], then bootseer reload"
         return warn(name, f"{url} does not work", str(error), fix)
     return ok(name, url)
 

@@ -24,7 +24,7 @@ from .directories import check_directories
 from .image import check_image
 from .kernel import KernelFacts, check_kernel
 from .model import Check, fail, ok, warn
-from .node import RootFacts, check_cri, check_daemon, check_ordinary, check_root
+from .node import START, RootFacts, check_cri, check_daemon, check_ordinary, check_root
 from .trust import check_publishing, check_trust
 
 __all__ = ["Subject", "check_containerd", "examine"]
@@ -47,8 +47,8 @@ def examine(subject: Subject) -> Iterator[Check]:
         yield fail("rights", "not root", "most of what follows can only be seen by root", "sudo bootseer doctor")
     yield from check_kernel(KernelFacts.probe(), config.mount.attach)
     yield from check_root(RootFacts.probe(config.root_path))
-    status, problem = _ask(config.control_path)
-    yield from check_daemon(status, problem, version("bootseer"))
+    status, problem, fix = _ask(config.control_path)
+    yield from check_daemon(status, problem, version("bootseer"), fix)
     yield from check_ordinary(status or {"lazy_off_since": LazySwitch(config.root_path).off_since()})
     yield from _trust(config)
     yield from check_directories(config)
@@ -59,20 +59,21 @@ def examine(subject: Subject) -> Iterator[Check]:
         yield from _image(subject)
 
 
-def _ask(control: Path) -> tuple[Mapping[str, Any] | None, str]:
-    """The daemon's status, or why there is none."""
+def _ask(control: Path) -> tuple[Mapping[str, Any] | None, str, str]:
+    """The daemon's status; or why there is none, and what to do."""
+    renew = "bootseer reload: its processes are replaced, and readers do not notice; look into its log"
     try:
         status: Mapping[str, Any] = call(control, "status")
-        return status, ""
+        return status, "", ""
     except Unanswered as error:
         cause = error.__cause__
         if isinstance(cause, TimeoutError):
-            return None, f"the daemon does not answer at {control}"
+            return None, f"the daemon does not answer at {control}", renew
         if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM):
-            return None, f"only root may ask the daemon at {control}"
-        return None, f"no daemon answers at {control}"
+            return None, f"only root may ask the daemon at {control}", "sudo bootseer doctor"
+        return None, f"no daemon answers at {control}", START
     except SnapshotterError as error:
-        return None, str(error)
+        return None, str(error), renew
 
 
 def _trust(config: Config) -> Iterator[Check]:
@@ -130,7 +131,9 @@ def _image(subject: Subject) -> Iterator[Check]:
         try:
             check_sources(subject.config)
         except UserError as error:
-            yield fail("lookup", "the configuration names what cannot be asked", str(error), "change it")
+            yield fail(
+                "lookup", "the configuration names what cannot be asked", str(error), "change it, then bootseer reload"
+            )
             return
         with closing(Sources(subject.config, registry)) as sources:
             yield from check_image(subject.image, registry, sources)

@@ -96,7 +96,7 @@ def _artifact(place: str, judged: Judged | None) -> Check:
     if verdict.trusted:
         return ok("artifacts", f"{what} {verdict.reason}")
     use = "which blocks are hot is taken from it, its bytes are not" if artifact.workload else "it is not used"
-    fix = "have it signed by a trusted key (`bootseer artifact sign`), or trust its key: `keys` in [trust]"
+    fix = "have it signed by a trusted key (`bootseer artifact sign`), or put its key where `keys` in [trust] says"
     return warn("artifacts", what, f"it {verdict.reason}; {use}", fix)
 
 

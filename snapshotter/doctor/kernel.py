@@ -89,7 +89,7 @@ def _release(facts: KernelFacts, attach: str) -> Check:
         return fail("kernel", f"Linux {facts.release}", why, f"boot Linux {oldest} or later (6.1 or later is better)")
     if attach == "file" and not file_backed_ok(release):
         why = "file-backed EROFS with direct I/O is unsafe here (CVE-2026-23224), loop devices are used instead"
-        fix = 'boot 6.12.72, 6.18.11, 6.19.1, 7.0 or later, or set attach = "loop" in [mount]'
+        fix = 'boot 6.12.72, 6.18.11, 6.19.1, 7.0 or later, or set attach = "loop" in [mount], then bootseer reload'
         return warn("kernel", f"Linux {facts.release}", why, fix)
     return ok("kernel", f"Linux {facts.release}")
 

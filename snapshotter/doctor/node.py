@@ -13,22 +13,25 @@ from snapshotter.kernel.mountapi import mounts
 
 from .model import Check, fail, ok, warn
 
-__all__ = ["RootFacts", "check_cri", "check_daemon", "check_ordinary", "check_root"]
+__all__ = ["START", "RootFacts", "check_cri", "check_daemon", "check_ordinary", "check_root"]
 
 _REMOTE = ("nfs", "cifs", "smb", "ceph", "glusterfs", "lustre", "afs", "9p", "fuse.", "virtiofs", "gfs2", "ocfs2")
 _LOW_BYTES = 1 << 30
 _LOW_SHARE = 0.05
 _PRIVATE = ("layers", "m", "s")
 
+START = "start `bootseer serve`, and keep it running by a service manager"
+
 _ORDINARY_FIXES = {
     "no-target": "pull with `bootseer pull REF` or `ctr-remote images rpull`, or with containerd 2 without `--local`:"
     " `ctr images pull` of containerd 1.x and `--local` download all, then unpack by themselves",
     "no-labels": "pull with a client that passes image labels: for containerd's own see the labels-* lines; or have the"
-    " image found without: `address` in [containerd], and registries with a port in `plain_http` or `hosts_dir`",
+    " image found without: `address` in [containerd], and registries with a port in `plain_http` or `hosts_dir`, then"
+    " bootseer reload",
     "bad-labels": "the client passed image labels that are not understood: see layer.fallback in the daemon's log",
     "switched-off": "bootseer lazy on",
-    "excluded": "change exclude in [lazy], if that image is to be lazy",
-    "not-included": "change include in [lazy], if that image is to be lazy",
+    "excluded": "change exclude in [lazy], if that image is to be lazy, then bootseer reload",
+    "not-included": "change include in [lazy], if that image is to be lazy, then bootseer reload",
     "failed": "see layer.fallback in the daemon's log, then pull again",
 }
 
@@ -70,7 +73,7 @@ class RootFacts:
 def check_root(facts: RootFacts) -> list[Check]:
     """Whether the block store is in good hands."""
     what = f"{facts.path} on {facts.fstype}"
-    move = "set `root` to a directory on a local disk (ext4, xfs, btrfs)"
+    move = "set `root` to a directory on a local disk (ext4, xfs, btrfs), stop the containers, restart the daemon"
     checks = [ok("root", what)]
     if facts.fstype == "overlay":
         checks = [fail("root", what, "overlayfs refuses upper directories on overlayfs: no container starts", move)]
@@ -109,15 +112,16 @@ def _modes(facts: RootFacts) -> Check:
     return ok("root-modes", "root's alone")
 
 
-def check_daemon(status: Mapping[str, Any] | None, problem: str, version: str) -> list[Check]:
-    """What the daemon says of itself; `status` is None when it says nothing, with the reason in `problem`."""
+def check_daemon(status: Mapping[str, Any] | None, problem: str, version: str, fix: str = START) -> list[Check]:
+    """What the daemon says of itself; `status` is None when it says nothing, with the reason in `problem`, and what to
+    do in `fix`."""
     if status is None:
-        why = "without it no pull is lazy, and reads of mounted layers fail"
-        return [fail("daemon", problem, why, "start `bootseer serve`, and keep it running by a service manager")]
+        return [fail("daemon", problem, "without it no pull is lazy, and reads of mounted layers fail", fix)]
     checks = [ok("daemon", f"version {status.get('version')}, pid {status.get('pid')}")]
     if status.get("version") != version:
         why = f"this command is of version {version}"
-        checks = [warn("daemon", f"version {status.get('version')} runs", why, "restart `bootseer serve`")]
+        fix = "bootseer reload: the daemon takes up what is installed where it was started from; readers do not notice"
+        checks = [warn("daemon", f"version {status.get('version')} runs", why, fix)]
     restarts = {row["name"]: row["restarts"] for row in status.get("processes", []) if row.get("restarts")}
     if restarts:
         what = "restarted: " + ", ".join(f"{name} {count} times" for name, count in restarts.items())
@@ -159,7 +163,10 @@ def check_cri(socket: Path) -> Check:
             probe.connect(os.fspath(socket))
         except OSError as error:
             why = "the kubelet cannot pull, nor see images, if it is set to this socket"
-            fix = "start the daemon; if it runs, look for cri.not_served in its log"
+            fix = (
+                "start the daemon; bootseer reload, if it runs, and [cri] was enabled since it started; else look for"
+                " cri.not_served in its log"
+            )
             return fail("cri", f"nobody serves {socket}: {error.strerror or error}", why, fix)
     return ok("cri", f"the kubelet's image service is at {socket}: imageServiceEndpoint is to be unix://{socket}")
 

@@ -29,7 +29,8 @@ def check_trust(policy: str, ring: KeyRing, alarms: Sequence[Alarm]) -> list[Che
         layers = sorted({alarm.layer.removeprefix("sha256:")[:12] for alarm in alarms})
         what = f"{len(alarms)} alarms: hot packs brought wrong bytes of {', '.join(layers)}"
         why = "containers of these layers' images may have read them"
-        checks.append(fail("alarms", what, why, "bootseer alarm ls; restart what it names; bootseer alarm clear"))
+        fix = "bootseer alarm ls; restart the containers of the images it names; bootseer alarm clear"
+        checks.append(fail("alarms", what, why, fix))
     return checks
 
 
@@ -43,10 +44,12 @@ def check_publishing(config: Config) -> list[Check]:
             f"records in [workload] is {config.workload.records}, min_records in [publish] {config.publish.min_records}"
         )
         why = "hot sets are never published"
-        checks.append(warn("publish-records", what, why, f"set records to at least {config.publish.min_records}"))
+        fix = f"set records to at least {config.publish.min_records}, then bootseer reload"
+        checks.append(warn("publish-records", what, why, fix))
     if not config.publish.key:
         why = "nodes that trust signed artifacts alone use only which blocks are hot, and no index"
-        checks.append(warn("publish-key", "artifacts are published unsigned", why, "set key in [publish]"))
+        fix = "set key in [publish], then bootseer reload"
+        checks.append(warn("publish-key", "artifacts are published unsigned", why, fix))
     else:
         try:
             SecretKey.load(Path(config.publish.key))

@@ -1,5 +1,7 @@
 """Doctor: other kernels' answers, other nodes' disks, containerd's files; and one whole run over a real daemon."""
 
+import errno
+import importlib
 import json
 import re
 import shutil
@@ -33,6 +35,7 @@ from snapshotter.fetch.arrival import FoundIndex
 from snapshotter.fetch.lookup import Judged
 from snapshotter.registry import Registry
 from snapshotter.registry.reference import parse_repository
+from snapshotter.rpc import Unanswered
 from snapshotter.trust.policy import Verdict
 from tests.snapshotter.artifacts.making import digest, hot_set, layer_index
 from tests.snapshotter.daemon import Daemon, make_layer, origin
@@ -142,11 +145,34 @@ STATUS = {
 def test_the_daemon() -> None:
     assert bad(check_daemon(STATUS, "", "1")) == {}
     assert list(bad(check_daemon(None, "no daemon answers", "1"))) == ["daemon"]
-    assert "restart" in bad(check_daemon(STATUS, "", "2"))["daemon"].fix
+    assert "bootseer reload" in bad(check_daemon(STATUS, "", "2"))["daemon"].fix
+    assert bad(check_daemon(None, "it is mute", "1", "ask it"))["daemon"].fix == "ask it"
     restarted = {**STATUS, "processes": [{"name": "block", "pid": 8, "restarts": 3}]}
     assert "block 3 times" in bad(check_daemon(restarted, "", "1"))["workers"].what
     broken = {**STATUS, "problem": "it is dead", "layers": [{"name": "ab", "state": "broken"}]}
     assert {"fetch", "layers"} == set(bad(check_daemon(broken, "", "1")))
+
+
+@pytest.mark.parametrize(
+    ("cause", "what", "fix"),
+    [
+        (TimeoutError(), "does not answer", "bootseer reload"),
+        (PermissionError(errno.EACCES, "x"), "only root", "sudo bootseer doctor"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), "no daemon answers", "start `bootseer serve`"),
+    ],
+)
+def test_a_silent_daemon(
+    cause: OSError, what: str, fix: str, tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is least disturbing: a daemon that runs is not started again."""
+
+    def silent(path: Path, method: str) -> None:
+        raise Unanswered("no answer") from cause
+
+    monkeypatch.setattr(importlib.import_module("snapshotter.doctor.examine"), "call", silent)
+    (tmp_path / "c.toml").write_text(f'root = "{tmp_path}/root"\nrun = "{tmp_path}"\n')
+    _, rows = run(capsys, "--config", str(tmp_path / "c.toml"), "--containerd-address", str(tmp_path / "x"))
+    assert rows["daemon"]["state"] == "fail" and what in rows["daemon"]["what"] and fix in rows["daemon"]["fix"]
 
 
 def test_the_image_service(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_publishing_is_of_use_to_others(tmp_path: Path) -> None:
     assert check_publishing(Config()) == []
     config = Config(publish=PublishConfig(enabled=True, min_records=9), workload=WorkloadConfig(records=8))
     records, key = check_publishing(config)
+    assert all(check.fix.endswith("then bootseer reload") for check in (records, key))
     assert records.state is key.state is State.WARN and "never published" in records.why and "unsigned" in key.what
     config = Config(publish=PublishConfig(enabled=True, key=str(tmp_path / "key.pem")))
     assert [check.state for check in check_publishing(config)] == [State.FAIL]

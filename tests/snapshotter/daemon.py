@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,9 @@ def origin(*layers: Layer, behaviour: Behaviour | None = None) -> Iterator[Range
 class Daemon:
     """One daemon with private directories below `home`."""
 
-    def __init__(self, home: Path, registry: RangeServer, toml: str = "") -> None:
+    def __init__(self, home: Path, registry: RangeServer, toml: str = "", program: Sequence[str] = (BOOTSEER,)) -> None:
         self.home = home
+        self._program = program
         self.root, self.run = home / "root", home / "run"
         self.registry = registry
         self._config = home / "config.toml"
@@ -117,7 +118,7 @@ class Daemon:
     def start(self) -> None:
         """Start it and wait until it serves."""
         (self.run / "bootseer.sock").unlink(missing_ok=True)  # of one that was killed
-        self._process = subprocess.Popen([BOOTSEER, "serve", "--config", str(self._config)])
+        self._process = subprocess.Popen([*self._program, "serve", "--config", str(self._config)])
         deadline = time.monotonic() + 30
         while True:
             try:

@@ -9,11 +9,10 @@ Each registry has its own threads for look-ups and for streams, so that one that
 """
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -28,6 +27,7 @@ from snapshotter.errors import Precondition, SnapshotterError, Transient
 from snapshotter.judgement import Judgements
 from snapshotter.killpoints import reach
 from snapshotter.model import BlobSource, Digest
+from snapshotter.registry.resumed import resumed
 
 __all__ = ["Arrivals", "FoundIndex", "IndexSource"]
 
@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 _STREAMS = 8
 _LOOKUPS = 16
-_RETRIES = 6
-_BACKOFF_S = 0.3
 
 
 class _KeptOut(Transient):
@@ -285,20 +283,8 @@ def _publish(
 
 def _whole(blob: BlobSource, digest: Digest) -> Iterator[bytes]:
     """The blob from its first byte to its last; a broken stream is taken up where it stopped."""
-    position = 0
-    failures = 0
-    while True:
-        try:
-            with closing(blob.stream(position, None)) as chunks:
-                for chunk in chunks:
-                    position += len(chunk)
-                    failures = 0
-                    yield chunk
-            return
-        except Transient as error:
-            failures += 1
-            if failures > _RETRIES:
-                raise
-            wait_s = error.retry_after_s or _BACKOFF_S * 2**failures * random.uniform(0.7, 1.3)
-            _log.warning("stream.retry layer=%s at=%d attempt=%d error=%r", digest, position, failures, str(error))
-            time.sleep(min(wait_s, 30.0))
+
+    def retrying(offset: int, failures: int, error: Transient) -> None:
+        _log.warning("stream.retry layer=%s at=%d attempt=%d error=%r", digest, offset, failures, str(error))
+
+    return resumed(blob, None, retrying=retrying)

@@ -20,6 +20,7 @@ from snapshotter.errors import NotFound, Precondition, SnapshotterError, Transie
 from snapshotter.fetch import arrival as arrival_module
 from snapshotter.fetch.arrival import Arrivals, FoundIndex, _Wanted
 from snapshotter.model import Digest
+from snapshotter.registry import resumed as resumed_module
 from tests.snapshotter.daemon import Layer, encoded_index, make_layer
 from tests.snapshotter.fetch.blobs import PATIENCE_S, FakeBlob
 
@@ -33,7 +34,7 @@ def layers() -> list[Layer]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival_module, "_BACKOFF_S", 0.001)
+    monkeypatch.setattr(resumed_module, "_BACKOFF_S", 0.001)
 
 
 class Indexes:
@@ -272,7 +273,7 @@ def test_a_broken_stream_is_taken_up_where_it_stopped(
 
 def test_a_registry_that_stays_away_ends_in_its_error_and_leaves_nothing(bench: Bench, layers: list[Layer]) -> None:
     blob = bench.blobs[layers[0].digest]
-    for _ in range(arrival_module._RETRIES + 1):
+    for _ in range(resumed_module._RETRIES + 1):
         blob.break_off(70_000, Transient("503"))
     with pytest.raises(Transient, match="503"):
         bench.ensure(layers[0])
@@ -282,7 +283,7 @@ def test_a_registry_that_stays_away_ends_in_its_error_and_leaves_nothing(bench: 
 
 def test_a_registry_that_comes_back_between_failures_is_never_given_up(bench: Bench, layers: list[Layer]) -> None:
     blob = bench.blobs[layers[0].digest]
-    for number in range(3 * arrival_module._RETRIES):
+    for number in range(3 * resumed_module._RETRIES):
         blob.break_off(number * 10_000, Transient("reset"))
     _check_complete(bench.ensure(layers[0]), layers[0])
 

@@ -122,30 +122,35 @@ def judge(index: LayerIndex) -> None:
 def with_windows(index: LayerIndex, windows: bytes) -> LayerIndex:
     """The index with its windows section (the file's bytes from `head_end` on) attached; raises Corrupt."""
     spans = index.spans
-    if len(windows) != spans.windows_size:
-        raise Corrupt("windows", f"holds {len(windows)} bytes, not {spans.windows_size}")
-    if sha256(windows).digest() != spans.windows_digest:
-        raise Corrupt("windows", "does not match its digest")
+    _check_windows(windows, spans.windows_size, spans.windows_digest)
     complete = SpanTable(spans.columns, index.files, index.tar_size, windows, spans.windows_digest)
     return replace(index, spans=complete)
+
+
+def _check_windows(windows: bytes, size: int, digest: bytes) -> None:
+    if len(windows) != size:
+        raise Corrupt("windows", f"holds {len(windows)} bytes, not {size}")
+    if sha256(windows).digest() != digest:
+        raise Corrupt("windows", "does not match its digest")
 
 
 def decode_index(data: bytes) -> LayerIndex:
     """The index of a whole file. Raises Corrupt, naming the part that is wrong, or Unsupported. Whether it is the index
     of the layer one wants (`blob_digest`) is for the caller to compare."""
-    index = decode_head(data)
-    return with_windows(index, data[head_end(data) :])
+    index = decode_unjudged(data)
+    judge(index)
+    return index
 
 
 def decode_unjudged(data: bytes) -> LayerIndex:
     """As `decode_index`, but the metadata match their digest and are not judged: `judge` does that."""
-    return with_windows(_from_message(_head(data)), data[head_end(data) :])
+    return _from_message(_head(data), windows=data[head_end(data) :])
 
 
 def decode_stored(data: bytes) -> LayerIndex:
     """As `decode_index`, for an index that it has accepted before and that is needed for decoding spans only: the
     metadata, which take most of the time and memory, are neither unpacked nor judged again; `metadata` is empty."""
-    return with_windows(_from_message(_head(data), with_metadata=False), data[head_end(data) :])
+    return _from_message(_head(data), with_metadata=False, windows=data[head_end(data) :])
 
 
 def _parse_prologue(data: bytes) -> tuple[int, bytes]:
@@ -180,7 +185,7 @@ def _head(data: bytes) -> pb.LayerIndexHead:
         raise Corrupt("head", f"is not a LayerIndexHead message: {error}", PROLOGUE_SIZE) from error
 
 
-def _from_message(head: pb.LayerIndexHead, with_metadata: bool = True) -> LayerIndex:
+def _from_message(head: pb.LayerIndexHead, with_metadata: bool = True, windows: bytes | None = None) -> LayerIndex:
     compression = next((ours for ours, theirs in _COMPRESSIONS.items() if theirs == head.compression), None)
     if compression is None:
         raise Corrupt("compression", f"unknown value {head.compression}")
@@ -200,7 +205,9 @@ def _from_message(head: pb.LayerIndexHead, with_metadata: bool = True) -> LayerI
     if sum(columns.window_sizes) != head.windows_size:
         raise Corrupt("windows_size", "is not the sum of the spans' windows")
     _digest_text("windows_digest", head.windows_digest)
-    spans = SpanTable(columns, files, head.tar_size, None, head.windows_digest)
+    if windows is not None:
+        _check_windows(windows, head.windows_size, head.windows_digest)
+    spans = SpanTable(columns, files, head.tar_size, windows, head.windows_digest)
     for span, (start, end) in enumerate(zip(spans.block_starts, spans.block_ends, strict=True)):
         if start < end and columns.blob_starts[span] == columns.blob_ends[span]:
             raise Corrupt("spans.blob_end", f"span {span} owns blocks but has no blob bytes")

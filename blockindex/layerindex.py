@@ -11,6 +11,7 @@ terabytes of zeros).
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -70,6 +71,12 @@ class LayerIndex:
         if len(self.piece_digests) != first_pieces[-1] * DIGEST_SIZE:
             have = len(self.piece_digests) / DIGEST_SIZE
             raise Corrupt("piece_digests", f"holds {have:g} digests for {first_pieces[-1]} pieces")
+
+    def without_metadata(self) -> "LayerIndex":
+        """The same for whoever decodes spans only, with empty `metadata`: they take most of the memory."""
+        lean = copy(self)
+        object.__setattr__(lean, "metadata", b"")
+        return lean
 
     @property
     def block_count(self) -> int:

@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 _STREAMS = 8
 _LOOKUPS = 16
+_FRESH = 32  # indexes of layers that have come in and are not opened yet; a pull opens them in moments
 
 
 class _KeptOut(Transient):
@@ -90,6 +91,7 @@ class Arrivals:
         self._hurry = hurry
         self._lock = Lock()
         self._under_way: dict[Digest, Future[Path]] = {}
+        self._fresh: dict[str, tuple[int, LayerIndex]] = {}  # by node name; the inode of the directory it belongs to
         self._pools: dict[str, ThreadPoolExecutor] = {}  # by their names: what for, and the images' registry
 
     def __repr__(self) -> str:
@@ -123,6 +125,13 @@ class Arrivals:
         finally:
             self._end(digest, future)
             future.set_exception(_KeptOut(f"{digest} was kept out"))
+
+    def fresh(self, directory: Path) -> LayerIndex | None:
+        """The index of a layer that has come in just now, as it was decoded for that, without its metadata; to be had
+        once. None for any other: whoever opens it decodes it from its directory."""
+        with self._lock:
+            inode, index = self._fresh.pop(directory.name, (0, None))
+        return index if inode == directory.stat().st_ino else None
 
     def under_way(self) -> list[Digest]:
         """Layers that are being brought in."""
@@ -211,7 +220,7 @@ class Arrivals:
         staging = self._store.stage(wanted.digest)
         if not judged:
             self._judgements.owe(staging.directory)
-        directory = _publish(staging, index, found.encoded, wanted.image, _stored_runs(index), found.where)
+        directory = self._publish(staging, index, found.encoded, wanted.image, _stored_runs(index), found.where)
         if judged:  # after it: killed in between, the layer is judged once more, and never once less
             self._judgements.renewed(directory.name)
         return directory
@@ -242,13 +251,45 @@ class Arrivals:
                     staging.write(offset, data)
                     reach("fetch.streamed")
             index = builder.finish()
-            directory = _publish(staging, index, encode_index(index), image, [])
+            directory = self._publish(staging, index, encode_index(index), image, [])
             self._judgements.renewed(directory.name)
         except BaseException:
             staging.discard()
             raise
         _log.info("layer.streamed layer=%s bytes=%d seconds=%.1f", digest, index.blob_size, time.monotonic() - started)
         return directory
+
+    def _publish(
+        self,
+        staging: Staging,
+        index: LayerIndex,
+        encoded: bytes,
+        image: str,
+        absent: list[tuple[int, int]],
+        found: str = "",
+    ) -> Path:
+        record = LayerRecord(
+            digest=Digest(index.blob_digest),
+            blob_size=index.blob_size,
+            meta_size=len(index.metadata),
+            data_size=index.data_size,
+            images=(image,),
+            implied_dirs=index.implied_dirs,
+            layout=index.layout(),
+            index_from=found,
+        )
+        name = node_name(record.digest)
+        with self._lock:  # before it can be opened. If another one is kept in its place, the inode says so
+            while len(self._fresh) >= _FRESH:
+                del self._fresh[next(iter(self._fresh))]
+            self._fresh[name] = staging.directory.stat().st_ino, index.without_metadata()
+        try:
+            return staging.publish(record, index.metadata, encoded, absent)
+        except BaseException:
+            with self._lock:
+                self._fresh.pop(name, None)
+            staging.discard()
+            raise
 
 
 def _stored_runs(index: LayerIndex) -> list[tuple[int, int]]:
@@ -259,26 +300,6 @@ def _stored_runs(index: LayerIndex) -> list[tuple[int, int]]:
         start = hole.stop
     runs.append((start, index.block_count))
     return [run for run in runs if run[0] < run[1]]
-
-
-def _publish(
-    staging: Staging, index: LayerIndex, encoded: bytes, image: str, absent: list[tuple[int, int]], found: str = ""
-) -> Path:
-    record = LayerRecord(
-        digest=Digest(index.blob_digest),
-        blob_size=index.blob_size,
-        meta_size=len(index.metadata),
-        data_size=index.data_size,
-        images=(image,),
-        implied_dirs=index.implied_dirs,
-        layout=index.layout(),
-        index_from=found,
-    )
-    try:
-        return staging.publish(record, index.metadata, encoded, absent)
-    except BaseException:
-        staging.discard()
-        raise
 
 
 def _whole(blob: BlobSource, digest: Digest) -> Iterator[bytes]:

@@ -219,7 +219,7 @@ class FetchProcess:
     def _open(self, directory: Path) -> LayerFetch:
         files = LayerFiles(directory, writable=True)
         try:
-            index = decode_stored((directory / "index").read_bytes())
+            index = self._arrivals.fresh(directory) or decode_stored((directory / "index").read_bytes())
             image = files.record.images[-1]
             # newest first; images that share a repository share its blob
             blobs = [self._open_blob(image, files.record.digest) for image in reversed(files.record.images)]

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import logging
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from blockindex.codec import decode_index
+from blockindex.codec import decode_index, decode_stored
 from blockindex.errors import BlockIndexError
 from blockindex.model import BLOCK
 from snapshotter.blockstore import BlockStore, LayerFiles, LayerRecord, Staging, node_name
@@ -118,6 +119,36 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # -- with an index ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indexed", [True, False], ids=["with an index", "streamed"])
+def test_the_index_is_handed_on_once_as_it_would_be_read(bench: Bench, layers: list[Layer], indexed: bool) -> None:
+    if indexed:
+        bench.indexes.known[layers[0].digest] = encoded_index(layers[0])
+    directory = bench.ensure(layers[0])
+    handed = bench.arrivals.fresh(directory)
+    assert handed == decode_stored((directory / "index").read_bytes())
+    assert bench.arrivals.fresh(directory) is None
+
+
+def test_the_index_of_another_arrival_is_not_handed_on(bench: Bench, layers: list[Layer]) -> None:
+    """A layer that has been removed and has come in again may have another index."""
+    bench.indexes.known[layers[0].digest] = encoded_index(layers[0])
+    directory = bench.ensure(layers[0])
+    shutil.copytree(directory, directory.with_name("copy"))
+    directory.rename(directory.with_name("gone"))
+    directory.with_name("copy").rename(directory)
+    assert bench.arrivals.fresh(directory) is None
+
+
+def test_indexes_that_nobody_opens_are_not_kept_for_ever(
+    bench: Bench, layers: list[Layer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival_module, "_FRESH", 2)
+    for layer in layers:
+        bench.indexes.known[layer.digest] = encoded_index(layer)
+    directories = [bench.ensure(layer) for layer in layers]
+    assert [bench.arrivals.fresh(directory) is None for directory in directories] == [True, False, False]
 
 
 def test_with_an_index_nothing_of_the_blob_is_needed(bench: Bench, layers: list[Layer]) -> None:

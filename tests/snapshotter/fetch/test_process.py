@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from blockindex.codec import decode_stored
 from blockindex.hotset import image_key
+from blockindex.layerindex import LayerIndex
 from blockindex.model import BLOCK
 from snapshotter.blockstore import LayerRecord, node_id, node_name
 from snapshotter.config import Config, FetchConfig, HotSetConfig
 from snapshotter.errors import InvalidArgument
+from snapshotter.fetch import process as process_module
 from snapshotter.fetch.arrival import FoundIndex
 from snapshotter.fetch.hotsources import HotSources
 from snapshotter.fetch.process import FetchProcess
@@ -116,6 +119,26 @@ def test_a_read_that_was_handed_over_is_answered_and_its_slot_free(bench: Bench)
     bench.hand(node_name(bench.layer.digest), bench.record().meta_size, time.monotonic())
     assert bench.reply() == (0, first[:BLOCK])
     _wait_until_free(bench.ring)
+
+
+def test_an_index_is_decoded_once_for_its_arrival_and_again_by_a_successor(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+
+    def counted(data: bytes) -> LayerIndex:
+        decoded.append(data)
+        return decode_stored(data)
+
+    monkeypatch.setattr(process_module, "decode_stored", counted)
+    bench.ensure(IMAGE)
+    assert decoded == []
+    for fetch in bench.process._layers.values():
+        fetch.close()
+    bench.process._arrivals.close()
+    bench.process = bench.start()
+    bench.ensure(IMAGE)
+    assert len(decoded) == 1
 
 
 def test_a_read_of_no_layer_is_an_error_and_the_next_one_is_served(

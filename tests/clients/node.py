@@ -8,8 +8,10 @@ test drives it by command lines only. Blobs, mounts and snapshots that an image 
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -157,6 +159,23 @@ class Node:
         """End "bootseer" or "containerd" with SIGTERM and start it again; containers keep running."""
         end(self._processes[name], grace_s=15)
         self._start(name)
+
+    def kill(self, worker: str) -> None:
+        """SIGKILL a process of the daemon, and return when a successor answers."""
+        before = self._pid(worker)
+        os.kill(before, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while self._pid(worker) in (0, before):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def _pid(self, worker: str) -> int:
+        """0 while it does not answer."""
+        with suppress(RigError):
+            status = self.status()
+            if "problem" not in status:
+                return int(next(row["pid"] for row in status["processes"] if row["name"] == worker))
+        return 0
 
     def logs(self) -> str:
         """The ends of the logs of daemon and containerd."""

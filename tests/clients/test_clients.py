@@ -135,12 +135,13 @@ def _pod(node: Node, case: Case, layers: set[str]) -> tuple[str, str]:
 class Pod:
     """A pod of its own on the node's network."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, name: str = "pod", annotations: Mapping[str, str] | None = None) -> None:
         self._node = node
-        self._config = node.home / "pod.json"
+        self._config = node.home / f"{name}.json"
         network = {"namespace_options": {"network": 2}}
         config = {
-            "metadata": {"name": "pod", "namespace": "default", "uid": "1", "attempt": 1},
+            "metadata": {"name": name, "namespace": "default", "uid": name, "attempt": 1},
+            "annotations": annotations or {},
             "log_directory": f"{node.home}/logs",
             "linux": {"cgroup_parent": f"/{node.cgroup}", "security_context": network},
         }
@@ -149,12 +150,16 @@ class Pod:
 
     def start(self, *command: str, image: str = _IMAGE) -> str:
         """Start a container of the image (its own command by default), and return its name."""
-        config = {"metadata": {"name": "app"}, "image": {"image": image}, "command": command, "log_path": "app.log"}
-        path = self._node.home / "container.json"
-        path.write_text(json.dumps({**config, "linux": {}}))
-        name = self._node.run("crictl", "create", self._id, str(path), str(self._config)).strip()
+        name = self.create(*command, image=image)
         self._node.run("crictl", "start", name)
         return name
+
+    def create(self, *command: str, image: str = _IMAGE, name: str = "app", **more: Mapping[str, str]) -> str:
+        """Create a container, with `more` in its configuration, and return its name."""
+        config = {"metadata": {"name": name}, "image": {"image": image}, "command": command, "log_path": f"{name}.log"}
+        path = self._node.home / "container.json"
+        path.write_text(json.dumps({**config, "linux": {}, **more}))
+        return self._node.run("crictl", "create", self._id, str(path), str(self._config)).strip()
 
     def remove(self) -> None:
         """Remove the pod with its containers, and all images."""

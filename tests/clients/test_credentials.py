@@ -5,12 +5,10 @@ holds a password, so whatever is read after the pull was fetched with what came 
 """
 
 import json
-import os
-import signal
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -135,7 +133,7 @@ def test_credentials_that_come_with_a_pull(
         assert not set(images.app.layers) & node.blobs()
         assert all(row["state"] == "partial" for row in node.status()["layers"] if row["image"] == image)
         for worker in ("fetch", "service", "fetch"):  # each has them from the other
-            _kill(node, worker)
+            node.kill(worker)
         drop_caches()
         container = pod.start(image=image)
         _until(lambda: '"CONTAINER_EXITED"' in node.run("crictl", "inspect", container))
@@ -165,20 +163,6 @@ def _message(text: str) -> str:
     """What crictl printed of an error, without the time that its log line begins with."""
     line = next(line for line in text.splitlines() if "rpc error" in line)
     return line[line.index("rpc error") :]
-
-
-def _kill(node: Node, worker: str) -> None:
-    """SIGKILL, and wait until a successor answers."""
-
-    def pid() -> int:
-        with suppress(RigError):
-            return next(row["pid"] for row in node.status()["processes"] if row["name"] == worker)
-        return 0
-
-    before = pid()
-    os.kill(before, signal.SIGKILL)
-    _until(lambda: pid() not in (0, before) and "problem" not in node.status())
-    time.sleep(0.1)
 
 
 def _files(*directories: Path) -> list[Path]:

@@ -1,11 +1,11 @@
 """`scripts/bench`: which measurement to make. Each has a module of its own, with a `main` of what arguments remain."""
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from scripts.rig import indexbench
 from scripts.rig.grid import check, images, measure, report
+from scripts.rig.interrupt import leave
 from scripts.rig.nodebench import command as nodebench
 
 __all__ = ["VERBS", "main"]
@@ -44,4 +44,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -16,13 +16,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.rig.arguments import count
+from scripts.rig.arguments import count, positive
 from scripts.rig.artifacts import publish_hot_set, publish_indexes
 from scripts.rig.coldstart import Bench, ColdStart, System, cold_start
 from scripts.rig.errors import RigError
 from scripts.rig.fileserver import FileServer
 from scripts.rig.image import CACHE, RECIPES, build
-from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
+from scripts.rig.interrupt import Interrupted, arm, disarm, leave
 from scripts.rig.link import Link
 from scripts.rig.oci import Layout
 from scripts.rig.progress import Progress
@@ -127,8 +127,8 @@ def _parse(argv: Sequence[str] | None) -> _Options:
     systems = [system.value for system in SYSTEMS]
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     parser.add_argument("--rounds", type=count, default=3, metavar="N", help="cold starts of each (3)")
-    parser.add_argument("--mbit", type=_positive_float, default=100.0, help="rate of the link (100)")
-    parser.add_argument("--rtt-ms", type=_positive_float, default=20.0, help="round-trip time of the link (20)")
+    parser.add_argument("--mbit", type=positive, default=100.0, help="rate of the link (100)")
+    parser.add_argument("--rtt-ms", type=positive, default=20.0, help="round-trip time of the link (20)")
     parser.add_argument("--image", choices=sorted(RECIPES), default="numpy", help="image to start (numpy)")
     parser.add_argument("--systems", nargs="+", choices=systems, default=systems, help="what to compare (all)")
     options = parser.parse_args(argv)
@@ -138,14 +138,5 @@ def _parse(argv: Sequence[str] | None) -> _Options:
     return _Options(options.image, chosen, options.rounds, options.mbit, options.rtt_ms, options.json)
 
 
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e5:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
 if __name__ == "__main__":
-    code = main()
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Python's own end puts the default handlers back
-    sys.exit(code)
+    leave(main())

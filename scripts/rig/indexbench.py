@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scripts.rig.arguments import positive
 from scripts.rig.errors import RigError
 from scripts.rig.image import CACHE
 from scripts.rig.indexstream import StreamedLayer, serving
@@ -56,11 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one measurement; exit code 1 and one line if it cannot be made."""
     parser = argparse.ArgumentParser(prog="scripts/bench index", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("layers", nargs="*", type=Path, help="layer blobs (default: those of the demo's cached image)")
-    parser.add_argument("--stream-gb", type=float, metavar="GB", help="a made-up layer with so much tar, instead")
+    parser.add_argument("--stream-gb", type=positive, metavar="GB", help="a made-up layer with so much tar, instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     args = parser.parse_args(argv)
-    if args.stream_gb is not None and (args.layers or not args.stream_gb > 0):
-        parser.error("--stream-gb takes a positive number, and no layers beside it")
+    if args.stream_gb is not None and args.layers:
+        parser.error("--stream-gb takes no layers beside it")
     try:
         if args.stream_gb is not None:
             figures = [_measure_stream(int(args.stream_gb * 1e9))]

@@ -1,13 +1,16 @@
 """Ending a bench in order when a signal asks for it: the first one raises `Interrupted`, further ones are ignored.
 
 From `arm` to `disarm` SIGINT, SIGTERM and SIGHUP raise in the main thread, once. What was opened is closed on
-the way up, and each step of that is bounded in time, so an impatient second signal changes nothing.
+the way up, and each step of that is bounded in time, so an impatient second signal changes nothing. `leave` is the
+program's last word.
 """
 
 import signal
+import sys
 from types import FrameType
+from typing import NoReturn
 
-__all__ = ["SIGNALS", "Interrupted", "arm", "disarm"]
+__all__ = ["SIGNALS", "Interrupted", "arm", "disarm", "leave"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,6 +34,13 @@ def disarm() -> None:
     before, and children inherit it."""
     for number in SIGNALS:
         signal.signal(number, _nothing)
+
+
+def leave(code: int) -> NoReturn:
+    """End the program with this code, whatever signals come meanwhile: Python's own end puts the default handlers back,
+    so they are held back until the process is gone."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    sys.exit(code)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

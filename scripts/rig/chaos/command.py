@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from scripts.rig.arguments import count
+from scripts.rig.arguments import count, positive
 from scripts.rig.chaos.coldlayers import ColdLayers
 from scripts.rig.chaos.containers import Container
 from scripts.rig.chaos.disturbers import Disturber, all_of
@@ -28,7 +28,7 @@ from scripts.rig.chaos.readers import LayerReaders
 from scripts.rig.chaos.record import Counts, Record
 from scripts.rig.chaos.site import Site
 from scripts.rig.errors import RigError
-from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
+from scripts.rig.interrupt import Interrupted, arm, disarm, leave
 from scripts.rig.process import wait_for
 from scripts.rig.progress import Progress
 
@@ -240,7 +240,7 @@ def _keep(site: Site, seed: int) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=_positive, default=60.0, metavar="N", help="how long all is disturbed (60)")
+    parser.add_argument("--seconds", type=positive, default=60.0, metavar="N", help="how long all is disturbed (60)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of contents and order of disturbances (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to FILE")
     parser.add_argument("--keep", action="store_true", help="keep the logs even if all went well")
@@ -263,14 +263,5 @@ def _layers(text: str) -> int:
     return value
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
 if __name__ == "__main__":
-    code = main()
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Python's own end puts the default handlers back
-    sys.exit(code)
+    leave(main())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.rig.arguments import count
+from scripts.rig.arguments import count, positive
 from scripts.rig.coldstart import ColdStart, Extras, System, cold_start
 from scripts.rig.errors import RigError
 from scripts.rig.grid import machine
@@ -269,5 +269,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--measure-floor", action="store_true", help="measure working sets again")
     parser.add_argument("--no-background", action="store_true", help="ours bring in only what is read or hot")
     parser.add_argument("--any-link", action="store_true", help="use a link that failed its test; times mean nothing")
-    parser.add_argument("--max-load", type=float, metavar="L", help="before each run wait for a load of at most L")
+    parser.add_argument("--max-load", type=positive, metavar="L", help="before each run wait for a load of at most L")
     return parser

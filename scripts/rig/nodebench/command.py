@@ -21,7 +21,7 @@ from scripts.rig.arguments import count
 from scripts.rig.errors import RigError
 from scripts.rig.grid.network import NETWORKS, Network
 from scripts.rig.image import RECIPES
-from scripts.rig.interrupt import SIGNALS, Interrupted, arm, disarm
+from scripts.rig.interrupt import Interrupted, arm, disarm
 from scripts.rig.nodebench import hit, memory, prepare, record, tar, together, warm
 from scripts.rig.nodebench.site import Site
 from scripts.rig.nodebench.table import Row, table
@@ -100,7 +100,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         _show(options, results)
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Python's own end puts the default handlers back
     return 0
 
 

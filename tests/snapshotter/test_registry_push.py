@@ -23,7 +23,7 @@ from snapshotter.registry.push import Pusher
 from snapshotter.registry.transport import PIECE_BYTES, Upload
 from tests.registries import Front, Tokens, docker_registry, go_registry
 from tests.snapshotter.certificates import Authority
-from tests.snapshotter.rangeserver import Action, RangeServer, Request, Reset, Status
+from tests.snapshotter.rangeserver import Action, Lose, RangeServer, Request, Reset, Status
 
 pytestmark = pytest.mark.system
 
@@ -236,11 +236,11 @@ def faults(*steps: tuple[str, str, Action]) -> Callable[[Request], Action | None
         (("POST", "uploads", Reset(-1)), 2),
         (("PUT", "uploads", Status(500)), 2),
         (("PUT", "uploads", Reset(-1)), 2),
-        (("PUT", "uploads", Reset(0)), 2),
+        (("PUT", "uploads", Lose()), 2),
         (("PUT", "uploads", Status(404)), 2),
         (("HEAD", "blobs", Status(502)), 1),
         (("PUT", "manifests", Status(500)), 1),
-        (("PUT", "manifests", Reset(0)), 1),
+        (("PUT", "manifests", Lose()), 1),
     ],
 )
 def test_faults_that_pass(backend: str, fault: tuple[str, str, Action], posts: int) -> None:

@@ -26,7 +26,7 @@ from snapshotter.registry.push import Pusher
 from tests.registries import Front, Tokens, docker_registry, go_registry
 from tests.snapshotter.artifacts.making import KEY, SUBJECT, digest, hot_set, layer_index, opener
 from tests.snapshotter.certificates import Authority
-from tests.snapshotter.rangeserver import Action, Request, Reset, Status
+from tests.snapshotter.rangeserver import Action, Lose, Request, Reset, Status
 
 pytestmark = pytest.mark.system
 
@@ -296,7 +296,7 @@ def test_through_tls_tokens_and_faults(backend: tuple[str, bool], tmp_path: Path
     """Every third request is answered with 503, lost, or has its answer lost; readers come without a password."""
     host, _ = backend
     authority = Authority(tmp_path)
-    faults = itertools.cycle([None, None, Status(503), None, None, Reset(-1), None, None, Reset(0)])
+    faults = itertools.cycle([None, None, Status(503), None, None, Reset(-1), None, None, Lose()])
     tokens = Tokens({"me": "pw"})
     with Front(host, lambda _: next(faults), authority.server("127.0.0.1"), tokens) as front:
         certs = tmp_path / "certs.d" / front.host

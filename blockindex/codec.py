@@ -10,7 +10,6 @@ The judgement of the metadata takes most of the time; `decode_unjudged` leaves i
 the writer.
 """
 
-import struct
 from array import array
 from dataclasses import replace
 from hashlib import sha256
@@ -24,6 +23,7 @@ from blockindex.errors import Corrupt, Unsupported
 from blockindex.filetable import FileTable
 from blockindex.layerindex import DIGEST_SIZE, LayerIndex
 from blockindex.model import BLOCK, Compression, block_ceil
+from blockindex.prologue import PROLOGUE_SIZE, Prologue
 from blockindex.spantable import SpanColumns, SpanTable
 from proto import layerindex_pb2 as pb
 
@@ -43,11 +43,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-_MAGIC = b"\x89BSIDX\r\n"
-_PROLOGUE = struct.Struct("<8sIIQ32s")  # magic, version, 0, head size, sha256 of the head
-PROLOGUE_SIZE = _PROLOGUE.size
-"""Bytes of an index file that `head_end` needs."""
-
+_PROLOGUE = Prologue("layer index", b"\x89BSIDX\r\n", FORMAT_VERSION)
 _MAX_HEAD = 1 << 29
 _MAX_METADATA = 1 << 28  # five times the metadata of a layer of 500,000 files
 _COMPRESSIONS = {
@@ -95,14 +91,13 @@ def index_parts(index: LayerIndex) -> tuple[bytes, bytes, bytes | bytearray]:
         windows_digest=spans.windows_digest,
         implied_dirs=index.implied_dirs,
     ).SerializeToString(deterministic=True)
-    prologue = _PROLOGUE.pack(_MAGIC, FORMAT_VERSION, 0, len(head), sha256(head).digest())
-    return prologue, head, spans.windows
+    return _PROLOGUE.encode(head), head, spans.windows
 
 
 def head_end(prologue: bytes) -> int:
     """How many bytes of the file `decode_head` needs, from its first PROLOGUE_SIZE bytes. Unsupported for a newer
     version, Corrupt for anything that is no index."""
-    return _parse_prologue(prologue)[0]
+    return _PROLOGUE.parse(prologue, _MAX_HEAD)[0]
 
 
 def decode_head(data: bytes) -> LayerIndex:
@@ -153,27 +148,9 @@ def decode_stored(data: bytes) -> LayerIndex:
     return _from_message(_head(data), with_metadata=False, windows=data[head_end(data) :])
 
 
-def _parse_prologue(data: bytes) -> tuple[int, bytes]:
-    if len(data) < PROLOGUE_SIZE:
-        raise Corrupt("prologue", f"the file is shorter than {PROLOGUE_SIZE} bytes", len(data))
-    magic, version, reserved, head_size, digest = _PROLOGUE.unpack_from(data)
-    if magic != _MAGIC:
-        raise Corrupt("prologue", "not a layer index (wrong magic)", 0)
-    if version > FORMAT_VERSION:
-        raise Unsupported(
-            f"layer index of format version {version}; this version reads up to {FORMAT_VERSION}: upgrade bootseer, "
-            "or build the index again with this one"
-        )
-    if version != FORMAT_VERSION or reserved:
-        raise Corrupt("prologue", f"impossible version {version}.{reserved}", len(_MAGIC))
-    if head_size > _MAX_HEAD:
-        raise Corrupt("prologue", f"states a head of {head_size} bytes, more than {_MAX_HEAD}")
-    return PROLOGUE_SIZE + head_size, digest
-
-
 def _head(data: bytes) -> pb.LayerIndexHead:
     """The head's message, once it matches its digest."""
-    end, digest = _parse_prologue(data)
+    end, digest = _PROLOGUE.parse(data, _MAX_HEAD)
     if len(data) < end:
         raise Corrupt("head", f"the file ends before its head does ({end})", len(data))
     head_bytes = data[PROLOGUE_SIZE:end]

@@ -10,7 +10,6 @@ extents and no frame can decode to more than `MAX_FRAME_BYTES`. Everything else 
 bounded time and memory.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -24,6 +23,7 @@ from blockindex.errors import Corrupt, Unsupported
 from blockindex.hothead import MAX_FRAME_BYTES, Codec, Frame, HotPack, head_message, pack_of
 from blockindex.hotset import HotExtent, HotSet
 from blockindex.model import BLOCK
+from blockindex.prologue import PROLOGUE_SIZE, Prologue
 
 __all__ = [
     "FORMAT_VERSION",
@@ -42,9 +42,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-_MAGIC = b"\x89BSHOT\r\n"
-_PROLOGUE = struct.Struct("<8sIIQ32s")  # magic, version, 0, head size, sha256 of the head
-PROLOGUE_SIZE = _PROLOGUE.size
+_PROLOGUE = Prologue("hot set", b"\x89BSHOT\r\n", FORMAT_VERSION)
 
 MAX_HEAD = 8 << 20
 """A larger head is refused: MAX_EXTENTS incompressible rows are 4 MiB, their frames' digests less."""
@@ -74,7 +72,7 @@ class HeadReader:
         view = memoryview(chunk)
         view = self._take(view)
         if not self._digest and len(self._buffer) == PROLOGUE_SIZE:
-            self._needed, self._digest = _parse_prologue(self._buffer)
+            self._needed, self._digest = _PROLOGUE.parse(self._buffer, MAX_HEAD)
             view = self._take(view)
         if not self._digest or len(self._buffer) < self._needed:
             return None
@@ -96,7 +94,7 @@ class HeadReader:
 def encode_hotset(hotset: HotSet) -> bytes:
     """A file without frames. Corrupt or Unsupported for a set that `validate` refuses."""
     head = head_message(hotset, Codec.NONE, []).SerializeToString(deterministic=True)
-    return _prologue(head) + head
+    return _PROLOGUE.encode(head) + head
 
 
 def decode_pack(data: bytes) -> HotPack:
@@ -147,8 +145,8 @@ def write_pack(
     head = head_message(hotset, codec, written).SerializeToString(deterministic=True)
     assert PROLOGUE_SIZE + len(head) == head_size
     out.seek(0)
-    out.write(_prologue(head) + head)
-    pack = HeadReader().feed(_prologue(head) + head)
+    out.write(_PROLOGUE.encode(head) + head)
+    pack = HeadReader().feed(_PROLOGUE.encode(head) + head)
     assert pack is not None
     out.seek(pack.size)
     return pack
@@ -227,24 +225,3 @@ def _raw_frames(hotset: HotSet, counts: list[int], read: Callable[[HotExtent], b
         assert len(data) == sum(extent.end - extent.start for extent in extents) * BLOCK
         yield data
         row += count
-
-
-def _prologue(head: bytes) -> bytes:
-    return _PROLOGUE.pack(_MAGIC, FORMAT_VERSION, 0, len(head), sha256(head).digest())
-
-
-def _parse_prologue(data: bytearray) -> tuple[int, bytes]:
-    """Where the head ends, and its digest."""
-    magic, version, reserved, head_size, digest = _PROLOGUE.unpack_from(data)
-    if magic != _MAGIC:
-        raise Corrupt("prologue", "not a hot set (wrong magic)", 0)
-    if version > FORMAT_VERSION:
-        raise Unsupported(
-            f"hot set of format version {version}; this version reads up to {FORMAT_VERSION}: upgrade bootseer, or "
-            "build it again with this one"
-        )
-    if version != FORMAT_VERSION or reserved:
-        raise Corrupt("prologue", f"impossible version {version}.{reserved}", len(_MAGIC))
-    if head_size > MAX_HEAD:
-        raise Corrupt("prologue", f"states a head of {head_size} bytes, more than {MAX_HEAD}")
-    return PROLOGUE_SIZE + head_size, digest

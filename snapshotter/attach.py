@@ -164,7 +164,8 @@ class Attacher:
                 self._detach(self.mounts_dir / name)
 
     def _targets(self) -> list[Path]:
-        return [Path(entry.target) for entry in mounts() if Path(entry.target).parent == self.mounts_dir]
+        found = [Path(entry.target) for entry in mounts(f"{self.mounts_dir}/")]
+        return [target for target in found if target.parent == self.mounts_dir]
 
     def _detach(self, target: Path) -> None:
         with self._locks[target.name]:
@@ -225,7 +226,7 @@ class Attacher:
 def _entry(target: Path) -> MountEntry | None:
     """The topmost mount on `target`."""
     found = None
-    for entry in mounts():
+    for entry in mounts(str(target)):
         if entry.target == str(target):
             found = entry
     return found
@@ -235,7 +236,7 @@ def unmount_dead(root: Path) -> None:
     """At the start of the daemon: take away the file-backed mounts of an earlier one. They stand on its connection and
     cannot be given another (a loop device can, `attach` does it); containers that use one keep what they have."""
     mounts_dir = root.resolve() / "m"
-    for entry in list(mounts()):
+    for entry in list(mounts(f"{mounts_dir}/")):
         if Path(entry.target).parent == mounts_dir and not entry.source.startswith("/dev/loop"):
             umount(entry.target, lazy=True)
             _log.info("attach.unmounted_dead mount=%s", entry.target)
@@ -245,7 +246,7 @@ def unmount_all(root: Path) -> list[str]:
     """Unmount every layer below `<root>/m`, after the daemon has stopped; returns the mount points. OSError EBUSY when
     a container still uses one: stop it first."""
     prefix = f"{root.resolve() / 'm'}/"
-    targets = [entry.target for entry in mounts() if entry.target.startswith(prefix)]
+    targets = [entry.target for entry in mounts(prefix)]
     for target in reversed(targets):
         try:
             umount(target)

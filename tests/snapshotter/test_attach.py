@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -15,6 +16,7 @@ from snapshotter import attach as attach_module
 from snapshotter.attach import Attacher, Capabilities, file_backed_ok, unmount_all, unmount_dead
 from snapshotter.blockstore import LayerRecord, node_name
 from snapshotter.errors import Precondition
+from snapshotter.kernel import mountapi
 from snapshotter.kernel.loop import LoopStatus
 from snapshotter.kernel.mountapi import MountEntry
 from snapshotter.model import Digest
@@ -63,8 +65,8 @@ class Kernel:
     backing_device: int = 0
     is_direct: bool = True
 
-    def mounts(self) -> list[MountEntry]:
-        return list(self.table)
+    def mounts(self, prefix: str = "") -> list[MountEntry]:
+        return [entry for entry in self.table if entry.target.startswith(prefix)]
 
     def mount(self, source: str, target: str, kind: str, options: str = "") -> None:
         self.calls.append(("mount", source, target, kind, options))
@@ -126,6 +128,25 @@ def _attacher(
     root: Path, fuse: int, way: str, release: tuple[int, int, int] = SAFE, erofs: bool = True, loop: bool = True
 ) -> Attacher:
     return Attacher(root / "root", fuse, way, 16, 1024, Capabilities(release, erofs, loop))
+
+
+def test_the_table_of_mounts_is_read_as_far_as_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "22 27 0:21 / /proc rw,relatime - proc proc rw\n"
+        "40 27 7:3 / /a\\040b/m/one ro,relatime shared:7 master:2 - erofs /dev/loop3 ro\n"
+        "41 27 0:50 / /a\\040bc ro - overlay overlay ro,lowerdir=/x\n"
+    )
+
+    def opened(path: str, encoding: str, errors: str) -> IO[str]:
+        assert path == "/proc/self/mountinfo"
+        return table.open(encoding=encoding, errors=errors)
+
+    monkeypatch.setattr(mountapi, "open", opened, raising=False)
+    one = MountEntry(7, 3, "/a b/m/one", "erofs", "/dev/loop3")
+    assert list(mountapi.mounts("/a b/")) == [one]
+    assert [entry.target for entry in mountapi.mounts()] == ["/proc", "/a b/m/one", "/a bc"]
+    assert list(mountapi.mounts("/b")) == []
 
 
 # -- what the kernel can do --------------------------------------------------------------------------------------------

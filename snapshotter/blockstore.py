@@ -148,7 +148,18 @@ class LayerRecord:
 class LayerFiles:
     """A layer's open files. The attributes are public for the block server's hot path; nobody else touches them."""
 
-    __slots__ = ("_open", "_present_fd", "data_fd", "directory", "meta_fd", "meta_size", "name", "present", "record")
+    __slots__ = (
+        "_open",
+        "_present_fd",
+        "data_fd",
+        "directory",
+        "image_size",
+        "meta_fd",
+        "meta_size",
+        "name",
+        "present",
+        "record",
+    )
 
     def __init__(self, directory: Path, writable: bool = False) -> None:
         """Open the layer. NotFound when there is none, SnapshotterError when a part of it is missing."""
@@ -157,6 +168,7 @@ class LayerFiles:
         self.name = directory.name
         self.record = LayerRecord.load(directory)
         self.meta_size = self.record.meta_size
+        self.image_size = self.record.image_size
         mode = os.O_RDWR if writable else os.O_RDONLY
         with contextlib.ExitStack() as on_failure:
             try:
@@ -196,9 +208,9 @@ class LayerFiles:
 
     def blocks_of(self, offset: int, size: int) -> tuple[int, int]:
         """The blocks of the data region that image bytes `[offset, offset + size)` touch; empty inside the metadata."""
-        start = max(offset - self.meta_size, 0) // BLOCK
-        end = -(-max(offset + size - self.meta_size, 0) // BLOCK)
-        return start, max(end, start)
+        start = offset - self.meta_size  # no `max`, here and below: each read comes by, and calls are what it costs
+        end = start + size
+        return start // BLOCK if start > 0 else 0, -(-end // BLOCK) if end > 0 else 0
 
     def has(self, start: int, end: int) -> bool:
         """Whether the blocks `[start, end)` may be read."""
@@ -216,10 +228,10 @@ class LayerFiles:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill `buffer` with image bytes from `offset`; the caller has made sure that they are there."""
-        from_meta = min(max(self.meta_size - offset, 0), len(buffer))
+        from_meta = min(self.meta_size - offset, len(buffer)) if offset < self.meta_size else 0
         if from_meta and os.preadv(self.meta_fd, [buffer[:from_meta]], offset) != from_meta:
             raise OSError(f"{self.name}/meta is shorter than its {self.meta_size} bytes")
-        rest = buffer[from_meta:]
+        rest = buffer[from_meta:] if from_meta else buffer
         if rest and os.preadv(self.data_fd, [rest], offset + from_meta - self.meta_size) != len(rest):
             raise OSError(f"{self.name}/data is shorter than its {self.record.data_size} bytes")
 

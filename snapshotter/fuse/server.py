@@ -34,6 +34,7 @@ __all__ = ["BlockServer"]
 
 _log = logging.getLogger(__name__)
 
+_READ = int(Opcode.READ)  # an enum's member takes a look-up more, for each request
 _POISON = 5
 _MAX_READ = 1 << 20
 _IDLE_S = 1.0
@@ -157,7 +158,7 @@ class BlockServer:
         fields = self._ring.request(slot)
         opcode, unique, node = fields[1], fields[2], fields[3]
         try:
-            if opcode == Opcode.READ:
+            if opcode == _READ:
                 return self._read(slot, unique, node, fields[10], fields[11])
             if opcode in (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT):
                 self._forget(opcode, node, slot)
@@ -175,8 +176,9 @@ class BlockServer:
         return True
 
     def _read(self, slot: int, unique: int, node: int, offset: int, size: int) -> bool:
-        layer = self._layer(node)
-        size = max(min(size, layer.record.image_size - offset), 0)
+        layer = self._layers.get(node) or self._layer(node)
+        if offset + size > layer.image_size:
+            size = max(layer.image_size - offset, 0)
         start, end = layer.blocks_of(offset, size)
         if node & 0xFF and start < end:
             self._notes.note(node, start, end)

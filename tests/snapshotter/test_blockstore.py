@@ -62,6 +62,8 @@ def test_blocks_of_counts_only_the_data_region(tmp_path: Path) -> None:
     assert files.blocks_of(len(META) - 1, 2) == (0, 1)
     assert files.blocks_of(len(META) + BLOCK - 1, 2) == (0, 2)
     assert files.blocks_of(len(META) + 3 * BLOCK, BLOCK) == (3, 4)
+    assert files.blocks_of(len(META) + 3 * BLOCK, 0) == (3, 3)
+    assert files.blocks_of(0, len(META) + BLOCK) == (0, 1)
     files.close()
 
 

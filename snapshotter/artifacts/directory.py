@@ -12,22 +12,26 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from blockindex.codec import PROLOGUE_SIZE, decode_index, index_name
 from blockindex.errors import BlockIndexError
-from blockindex.hotset import hotset_name
+from blockindex.hotset import DEFAULT_WORKLOAD, hotset_name
+from snapshotter.artifacts.made import hot_artifact, read_chunks
 from snapshotter.artifacts.manifest import INDEX_TYPE, digest_of
 from snapshotter.artifacts.model import Artifact, Blob, Kind
 from snapshotter.artifacts.place import Held, ImageName, OpenBlob, Placed
-from snapshotter.errors import SnapshotterError
+from snapshotter.errors import NotFound, SnapshotterError
+from snapshotter.hotstore import read_head
 from snapshotter.model import Digest
 from snapshotter.registry.storage import check_location, storage_error
 
 __all__ = ["DirectoryPlace", "LocalFiles", "UrlFiles"]
+
+_HOT_SUFFIX = ".bsh"
 
 
 class Files(Protocol):
@@ -42,6 +46,12 @@ class Files(Protocol):
     def size(self, name: str) -> int:
         """Bytes of a file; -1 where there is none."""
 
+    def names(self, folder: str) -> list[str]:
+        """Names of what is in a folder, sorted; none where there is no such folder."""
+
+    def local(self, name: str) -> AbstractContextManager[Path]:
+        """The file, on a disk of this machine. NotFound where there is none."""
+
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
         """Write a file, in place of what is there."""
 
@@ -50,7 +60,7 @@ class Files(Protocol):
 
 
 class DirectoryPlace:
-    """A Place of plain files. What it holds is layer indexes; a hot set is only ever put."""
+    """A Place of plain files. What it holds is layer indexes; to tell its hot sets each has to be read (`hot_sets`)."""
 
     def __init__(self, name: str, files: Files) -> None:
         self.name = name
@@ -70,6 +80,22 @@ class DirectoryPlace:
         if not found:
             return []
         return [Held(Artifact(Kind.LAYER_INDEX, image.key, "", None, found), "", self._open)]
+
+    def hot_sets(self, image: ImageName) -> Iterator[Held]:
+        """The image's hot sets, each to be used before the next is asked for. One that is damaged, or of another image
+        or workload than its name says, counts as missing."""
+        folder = hotset_name(image.key, DEFAULT_WORKLOAD).rpartition("/")[0]
+        for name in self._files.names(folder):
+            try:
+                if hotset_name(image.key, name.removesuffix(_HOT_SUFFIX)) != f"{folder}/{name}":
+                    continue
+                with self._files.local(f"{folder}/{name}") as path:
+                    pack = read_head(path)
+                    if (pack.hotset.image_key, f"{pack.hotset.workload}{_HOT_SUFFIX}") == (image.key, name):
+                        artifact = hot_artifact(path, pack, image.subject)
+                        yield Held(artifact, "", lambda blob, path=path: read_chunks(path, blob.size))  # type: ignore[misc]
+            except (BlockIndexError, NotFound):  # NotFound: it has just been removed
+                continue
 
     def put(self, artifact: Artifact, open_blob: OpenBlob, *, replace: bool = False) -> Placed:
         """See Place. Plain files are not signed: nothing is displaced."""
@@ -137,6 +163,23 @@ class LocalFiles:
             return (self._directory / name).stat().st_size
         return -1
 
+    def names(self, folder: str) -> list[str]:
+        """See Files."""
+        try:
+            return sorted(os.listdir(self._directory / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise SnapshotterError(f"{self._directory / folder}: {error.strerror}") from error
+
+    @contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """See Files."""
+        path = self._directory / name
+        if not path.is_file():
+            raise NotFound(f"{path}: no such file")
+        yield path
+
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
         """See Files. By one rename, so that a reader finds it whole; readable as the umask says."""
         path = self._directory / name
@@ -193,6 +236,28 @@ class UrlFiles:
         except Exception as error:  # as above
             raise storage_error(self.locate(name), error) from error
         return int(size) if size is not None else -1
+
+    def names(self, folder: str) -> list[str]:
+        """See Files."""
+        try:
+            found = self._storage.ls(self._path(folder), detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except Exception as error:  # as above
+            raise storage_error(self.locate(folder), error) from error
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+    @contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """See Files. A copy, for as long as it is used."""
+        with tempfile.NamedTemporaryFile(prefix="bootseer-") as spool:
+            try:
+                with self._storage.open(self._path(name), "rb") as file:
+                    shutil.copyfileobj(file, spool)
+            except Exception as error:  # as above
+                raise storage_error(self.locate(name), error) from error
+            spool.flush()
+            yield Path(spool.name)
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
         """See Files. All bytes are here before the first is sent: a file that is closed is there, however short."""

@@ -27,11 +27,13 @@ from snapshotter.trust.keys import SecretKey
 __all__ = [
     "client_config",
     "explained",
+    "open_held",
     "open_place",
     "open_source",
     "platform_of",
     "readable",
     "signing_key",
+    "taken_from",
 ]
 
 
@@ -65,6 +67,21 @@ def open_source(text: str, registry: Registry, image: str = "") -> ImageSource:
     except InvalidArgument as error:
         hint = f": for an OCI layout write {LAYOUT_PREFIX}{text}" if Path(text).is_dir() else ""
         raise UserError(f"{error}{hint}") from error
+
+
+def open_held(text: str, registry: Registry) -> Place:
+    """The place of --from, from which artifacts are taken: `HOST/REPOSITORY`, `oci-layout:DIR`, a directory or a URL
+    that fsspec knows. UserError for what is none; a layout has to be there."""
+    try:
+        if text.startswith(("http://", "https://")):
+            raise InvalidArgument(
+                f"{text}: a web server does not list what it has: name the directory it serves, or its storage"
+            )
+        if text.startswith(LAYOUT_PREFIX):
+            Layout(parse_layout(text)[0])
+        return opening.open_place(text, registry)
+    except InvalidArgument as error:
+        raise UserError(f"--from {error}") from error
 
 
 def open_place(text: str, registry: Registry, source: ImageSource) -> Place:
@@ -103,6 +120,15 @@ def readable(config: RegistryConfig) -> Iterator[None]:
         yield
     except Denied as error:
         raise Denied(f"{error}{_looked(config, error)}") from error
+
+
+@contextmanager
+def taken_from(place: str, config: RegistryConfig) -> Iterator[None]:
+    """As `readable`, for a place that artifacts are taken from; never a Denied, which is about the target."""
+    try:
+        yield
+    except Denied as error:
+        raise SnapshotterError(f"cannot read what {place} has: {error}{_looked(config, error)}") from error
 
 
 @contextmanager

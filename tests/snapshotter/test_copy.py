@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from blockindex.codec import index_name
+from blockindex.hotset import hotset_name
 from snapshotter.artifacts.finder import Finder
 from snapshotter.artifacts.model import Kind
 from snapshotter.artifacts.registryplace import RegistryPlace
@@ -169,6 +171,81 @@ def test_artifacts_of_an_image_that_was_there_before(host: str, layout: Path, ca
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("kind", ["docker", "go"])
+def test_artifacts_from_other_places(
+    kind: str, host: str, other: str, layout: Path, tmp_path: Path, capsys: Out
+) -> None:
+    """What is beside the image comes first, then each place in its order; plain files become artifacts."""
+    SecretKey.generate().save(tmp_path / "key.pem")
+    public = SecretKey.load(tmp_path / "key.pem").public
+    source, target = f"{host}/{kind}/app:1", f"{host if kind == 'docker' else other}/{kind}/prod:1"
+    repository, directory, url = f"{host}/{kind}/indexes", tmp_path / "files", f"memory://{tmp_path}/files"
+    said(capsys, "copy", f"oci-layout:{layout}:v1", source)
+    said(capsys, "index", "publish", source, "--to", repository, "--key", tmp_path / "key.pem")
+    both = images(layout, "v1")
+    for workload, packed, to in (
+        ("default", True, ""),
+        ("default", False, url),
+        ("train", True, directory),
+        ("serve", True, url),
+    ):
+        for image, last in zip(both, (APP, ARM), strict=True):
+            record(image, [BASE, last], workload, tmp_path / f"{workload}{packed}", packed=packed)
+        argv = ["--from", tmp_path / f"{workload}{packed}", *(["--to", to] if to else [])]
+        said(capsys, "hotset", "publish", source, *argv)
+    from_all = [word for place in (repository, directory, url) for word in ("--from", place)]
+    rows = said(capsys, "copy", source, target, *from_all)["artifacts"]
+    assert {(row["type"].rpartition(".")[2], row["workload"], row["source"]) for row in rows} == {
+        (Kind.HOT_SET.value.rpartition(".")[2], "default", f"{host}/{kind}/app"),
+        (Kind.LAYER_INDEX.value.rpartition(".")[2], "", repository),
+        (Kind.HOT_SET.value.rpartition(".")[2], "train", str(directory)),
+        (Kind.HOT_SET.value.rpartition(".")[2], "serve", url),
+    }
+    assert len(rows) == 8 and {row["status"] for row in rows} == {"copied"}
+    with closing(Registry(RegistryConfig())) as registry:
+        for image in both:
+            index = Finder(registry).find(parse_reference(target), image.image_key, Kind.LAYER_INDEX, "")
+            assert index is not None and public.verify(statement(index.artifact), index.artifact.signatures[0].value)
+            for workload in ("default", "train", "serve"):
+                found = Finder(registry).find(parse_reference(target), image.image_key, Kind.HOT_SET, workload)
+                assert found is not None and found.artifact.subject is not None
+                assert found.artifact.subject.digest == image.manifest.digest
+                packed = (tmp_path / f"{workload}True" / hotset_name(image.image_key, workload)).read_bytes()
+                blob = found.artifact.blobs[-1]
+                assert b"".join(registry.blob(target, blob.digest).stream(0, blob.size)) == packed
+    again = said(capsys, "copy", source, target, *from_all)["artifacts"]
+    assert [{**row, "status": "copied"} for row in again] == rows and {row["status"] for row in again} == {"there"}
+
+
+def test_places_that_have_less(layout: Path, tmp_path: Path, capsys: Out) -> None:
+    """What is damaged, of another image, or lacks a layer is left; a place without anything is named."""
+    both = images(layout, "v1")
+    for workload in ("cut", "train"):
+        record(both[0], [BASE, APP], workload, tmp_path / "files", packed=True)
+    folder = (tmp_path / "files" / hotset_name(both[0].image_key, "train")).parent
+    (folder / "cut.bsh").write_bytes((folder / "cut.bsh").read_bytes()[:-1])
+    (folder / "other.bsh").write_bytes((folder / "train.bsh").read_bytes())
+    (folder / "Not a name.bsh").write_bytes(b"")
+    said(capsys, "index", "publish", f"oci-layout:{layout}", "--to", tmp_path / "files")
+    (arm,) = (digest for digest in both[1].layers if digest not in both[0].layers)
+    (tmp_path / "files" / index_name(arm)).unlink()
+    argv = ["copy", f"oci-layout:{layout}:v1", f"oci-layout:{tmp_path}/two", "--json", "--config", "/dev/null"]
+    for place in (tmp_path / "files", tmp_path / "empty"):
+        argv += ["--from", str(place)]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    rows = {(row["platform"], row["type"], row["workload"]) for row in json.loads(out)["artifacts"]}
+    assert rows == {
+        ("linux/amd64", Kind.LAYER_INDEX.value, ""),
+        ("linux/amd64", Kind.HOT_SET.value, "train"),
+    }
+    assert err.splitlines() == [
+        f"bootseer: {tmp_path}/files has no index of layer {arm}: no layer index is taken from there",
+        f"bootseer: {tmp_path}/empty has no artifacts of this image",
+    ]
+
+
+@pytest.mark.system
 def test_a_network_with_faults(host: str, layout: Path, capsys: Out) -> None:
     """Uploads begin anew; no blob arrives damaged."""
     seen: set[str] = set()
@@ -263,6 +340,9 @@ def test_what_is_no_image_is_copied_too(tmp_path: Path, capsys: Out) -> None:
         (["{l}", "oci-layout:{t}", "--platform", "linux"], 2, "is not a platform"),
         (["{l}", "oci-layout:{t}", "--platform", "linux/s390x"], 1, "no image for linux/s390x; there is"),
         (["docker-archive:{t}.tar", "x:1"], 1, "No such file"),
+        (["{l}", "oci-layout:{t}", "--from", "oci-layout:/nowhere"], 2, "--from /nowhere: not an OCI layout"),
+        (["{l}", "oci-layout:{t}", "--from", "https://x.example/d"], 2, "a web server does not list what it has"),
+        (["{l}", "oci-layout:{t}", "--from", "nowhere"], 2, "--from nowhere: neither HOST/REPOSITORY, nor a directory"),
     ],
 )
 def test_mistakes(layout: Path, tmp_path: Path, capsys: Out, argv: list[str], code: int, words: str) -> None:

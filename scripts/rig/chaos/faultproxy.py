@@ -3,24 +3,40 @@
 What is asked for besides layers is passed on as it is: a client that cannot have a manifest fails by rights. `main` is
 the process. It takes one JSON line on standard input for each window (`{"kind", "share", "seconds", "seed"}`): so long
 that share of the requests meets that fault. It prints the number of requests that met one when its input ends.
+
+What is wrong with TLS and names is met as most layers are: by a redirect to the host that has the bytes.
 """
 
 import argparse
-import contextlib
-import http.client
 import json
 import random
-import socket
-import struct
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from scripts.rig.delayline import FAR
+from scripts.rig.faults import (
+    Action,
+    Answer,
+    Drip,
+    Falsify,
+    FaultyServer,
+    Hold,
+    IgnoreRange,
+    Range,
+    Request,
+    Reset,
+    ShortRange,
+    Status,
+    Truncate,
+    WrongRange,
+    ask,
+    redirect,
+)
 from scripts.rig.link import CHECKOUT
 from scripts.rig.namespace import Ends
 from scripts.rig.process import end, spawn
@@ -32,9 +48,8 @@ __all__ = ["ADDRESS", "KINDS", "FaultProxy"]
 
 PORT = 5002
 ADDRESS = f"{FAR}:{PORT}"
-_HOP = ("connection", "transfer-encoding", "content-length", "keep-alive")
+_SECRET = f"{FAR}:5003"
 _EXPIRED = "/expired"
-_DRIP = 2048
 
 
 class FaultProxy:
@@ -89,156 +104,105 @@ class _Weather:
         self._lock = threading.Lock()
         self._kind, self._share, self._until = "", 0.0, 0.0
         self._source = random.Random(0)
+        self._over = threading.Event()
         self.met = 0
 
     def change(self, order: Mapping[str, object]) -> None:
+        """Close the window, and open another one."""
+        seconds = float(str(order["seconds"]))
         with self._lock:
+            self._over.set()
+            self._over = threading.Event()
             self._kind, self._share = str(order["kind"]), float(str(order["share"]))
-            self._until = time.monotonic() + float(str(order["seconds"]))
+            self._until = time.monotonic() + seconds
             self._source = random.Random(int(str(order["seed"])))
+            closing = threading.Timer(seconds, self._over.set)
+        closing.daemon = True
+        closing.start()
 
-    def fault(self) -> str:
-        """What the next request for a layer meets; empty: nothing."""
+    def fault(self, request: Request) -> Action | None:
+        """What this request for a layer meets."""
         with self._lock:
             if time.monotonic() >= self._until or self._source.random() >= self._share:
-                return ""
+                return None
             self.met += 1
-            return self._kind
-
-    def sit_out(self) -> None:
-        """Wait until the window is closed."""
-        while (left_s := self._until - time.monotonic()) > 0:
-            time.sleep(min(left_s, 0.05))
+            return KINDS[self._kind](request, self._over)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    weather: _Weather
-    layers: frozenset[str]
+class _Proxy(FaultyServer):
+    def __init__(self, weather: _Weather, layers: frozenset[str]) -> None:
+        self._weather, self._layers = weather, layers
+        super().__init__((FAR, PORT), kept=0)
 
-    def do_GET(self) -> None:
-        digest = self.path.partition("?")[0].rpartition("/")[2]
-        if self.path.startswith(_EXPIRED):
-            self._say(403, {})
-            return
-        fault = self.weather.fault() if self.command == "GET" and digest in self.layers else ""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if fault:
-                KINDS[fault](self)
-            else:
-                self.relay()
+    def action(self, request: Request) -> Action | None:
+        if request.path.startswith(_EXPIRED):
+            return Status(403)
+        digest = request.path.partition("?")[0].rpartition("/")[2]
+        return self._weather.fault(request) if request.method == "GET" and digest in self._layers else None
 
-    do_HEAD = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
-
-    def relay(self, asked: str | None = None, spoil: Callable[[bytes], bytes] | None = None, pace_s: float = 0) -> None:
-        """The registry's answer, for the range `asked` instead of the request's; `spoil` changes the bytes."""
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in (*_HOP, "host")}
-        headers["Host"] = ADDRESS
-        if asked is not None:
-            headers["Range"] = asked
-        if not headers.get("Range", "x"):
-            del headers["Range"]
-        with contextlib.closing(http.client.HTTPConnection(BACKEND, timeout=60)) as backend:
-            backend.request(self.command, self.path, headers=headers)
-            answer = backend.getresponse()
-            length = int(answer.getheader("Content-Length", "0"))
-            self._head(answer.status, dict(answer.getheaders()), length)
-            if self.command == "HEAD":
-                return
-            while chunk := answer.read(_DRIP if pace_s else 1 << 16):
-                self.wfile.write(spoil(chunk) if spoil else chunk)
-                spoil = None
-                time.sleep(pace_s)
-
-    def cut(self, then: Callable[[], None]) -> None:
-        """The first half of the right answer, then something else, and the end of the connection."""
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in (*_HOP, "host")}
-        with contextlib.closing(http.client.HTTPConnection(BACKEND, timeout=60)) as backend:
-            backend.request("GET", self.path, headers={**headers, "Host": ADDRESS})
-            answer = backend.getresponse()
-            data = answer.read()
-        self._head(answer.status, dict(answer.getheaders()), len(data))
-        self.wfile.write(data[: len(data) // 2])
-        self.wfile.flush()
-        then()
-        self.close_connection = True
-
-    def refuse(self, status: int, headers: Mapping[str, str]) -> None:
-        """An answer without bytes."""
-        self._say(status, headers)
-
-    def reset(self) -> None:
-        """RST: SO_LINGER with time 0 turns the close into one."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.rfile.close()
-        self.connection.close()
-        self.close_connection = True
-
-    def moved(self, shift: int, shorten: int = 0) -> None:
-        """206 with another range than was asked for; a request without a range gets the right answer."""
-        asked = self.headers.get("Range", "").removeprefix("bytes=")
-        start, _, last = asked.partition("-")
-        if not (start.isdigit() and last.isdigit()):
-            self.relay()
-            return
-        self.relay(f"bytes={int(start) + shift}-{max(int(start) + shift, int(last) + shift - shorten)}")
-
-    def _say(self, status: int, headers: Mapping[str, str]) -> None:
-        self._head(status, headers, 0)
-
-    def _head(self, status: int, headers: Mapping[str, str], length: int) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            if name.lower() not in _HOP:
-                self.send_header(name, value)
-        self.send_header("Content-Length", str(length))
-        self.end_headers()
-        self.wfile.flush()
+    def right(self, request: Request, asked: Range | None) -> Answer:
+        return ask(BACKEND, request, asked)
 
 
-def _silence(handler: _Handler) -> None:
-    handler.weather.sit_out()
-    handler.close_connection = True
+class _Untrusted(FaultyServer):
+    """Nobody gets beyond its certificate, which no authority has signed."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory` is where certificate and key are put."""
+        certificate, key = str(directory / "certificate"), str(directory / "key")
+        words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        names = ["-subj", f"/CN={FAR}", "-addext", f"subjectAltName=IP:{FAR}"]
+        subprocess.run([*words, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        super().__init__((FAR, int(_SECRET.rpartition(":")[2])), tls=context)
+
+    def action(self, request: Request) -> Action | None:
+        return Status(200)
 
 
-def _flip(data: bytes) -> bytes:
-    return bytes([data[0] ^ 0x55]) + data[1:]
+def _half(request: Request) -> int:
+    start, end = request.range or (0, None)
+    return (1 << 16) if end is None else (end - start) // 2
 
 
-KINDS: Mapping[str, Callable[[_Handler], None]] = {
-    "silence": _silence,
-    "stall": lambda handler: handler.cut(handler.weather.sit_out),
-    "reset": lambda handler: handler.cut(handler.reset),
-    "refused": _Handler.reset,
-    "truncated": lambda handler: handler.cut(lambda: None),
-    "wrong bytes": lambda handler: handler.relay(spoil=_flip),
-    "200 for a range": lambda handler: handler.relay(asked=""),
-    "another range": lambda handler: handler.moved(512),
-    "short range": lambda handler: handler.moved(0, 1000),
-    "slow": lambda handler: handler.relay(pace_s=0.02),
-    "redirect": lambda handler: handler.refuse(307, {"Location": f"http://{BACKEND}{handler.path}"}),
-    "expired redirect": lambda handler: handler.refuse(302, {"Location": f"http://{ADDRESS}{_EXPIRED}{handler.path}"}),
-    "401": lambda handler: handler.refuse(401, {}),
-    "403": lambda handler: handler.refuse(403, {}),
-    "404": lambda handler: handler.refuse(404, {}),
-    "416": lambda handler: handler.refuse(416, {"Content-Range": "bytes */1"}),
-    "429": lambda handler: handler.refuse(429, {"Retry-After": "1"}),
-    "500": lambda handler: handler.refuse(500, {}),
-    "503": lambda handler: handler.refuse(503, {"Retry-After": "1"}),
+Kind = Callable[[Request, threading.Event], Action]
+
+
+def _status(status: int, **headers: str) -> Kind:
+    said = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda request, over: Status(status, said)
+
+
+def _moved(root: str, status: int = 307) -> Kind:
+    return lambda request, over: redirect(f"{root}{request.path}", status)
+
+
+KINDS: Mapping[str, Kind] = {
+    "silence": lambda request, over: Hold(-1, over),
+    "stall": lambda request, over: Hold(_half(request), over),
+    "reset": lambda request, over: Reset(_half(request)),
+    "refused": lambda request, over: Reset(-1),
+    "truncated": lambda request, over: Truncate(_half(request)),
+    "wrong bytes": lambda request, over: Falsify(0),
+    "200 for a range": lambda request, over: IgnoreRange(),
+    "another range": lambda request, over: WrongRange(512),
+    "short range": lambda request, over: ShortRange(_half(request)),
+    "slow": lambda request, over: Drip(0.02, 2048),
+    "redirect": _moved(f"http://{BACKEND}"),
+    "expired redirect": _moved(f"http://{ADDRESS}{_EXPIRED}", 302),
+    "no TLS": _moved(f"https://{ADDRESS}"),
+    "untrusted certificate": _moved(f"https://{_SECRET}"),
+    "name gone": _moved("http://layers.invalid"),
+    "401": _status(401),
+    "403": _status(403),
+    "404": _status(404),
+    "416": _status(416, Content_Range="bytes */1"),
+    "429": _status(429, Retry_After="1"),
+    "500": _status(500),
+    "503": _status(503, Retry_After="1"),
 }
-"""What a request for a layer may meet."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that hang up are part of it."""
+"""What a request for a layer may meet, until the event is set."""
 
 
 def main() -> int:
@@ -246,12 +210,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=Path, required=True)
     weather = _Weather()
-    layers = frozenset(parser.parse_args().layers.read_text().split())
-    server = _Server((FAR, PORT), type("Handler", (_Handler,), {"weather": weather, "layers": layers}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for line in sys.stdin:
-        weather.change(json.loads(line))
-    print(weather.met, flush=True)
+    listing: Path = parser.parse_args().layers
+    with _Untrusted(listing.parent), _Proxy(weather, frozenset(listing.read_text().split())):
+        for line in sys.stdin:
+            weather.change(json.loads(line))
+        print(weather.met, flush=True)
     return 0
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +20,7 @@ from scripts.rig.chaos.images import ChaosImage
 from scripts.rig.chaos.leaks import left_over
 from scripts.rig.chaos.record import Record
 from scripts.rig.errors import RigError
+from scripts.rig.faults import Action, Request
 from scripts.rig.node import Node
 from scripts.rig.oci import Layout
 from scripts.rig.workspace import Workspace
@@ -85,6 +87,14 @@ def test_every_kind_of_fault_comes_before_one_comes_again(record: Record) -> Non
     for _ in KINDS:
         faults.act(source)
     assert sorted(begun) == sorted(KINDS)
+
+
+def test_every_kind_of_fault_is_one_that_the_server_can_commit() -> None:
+    for asked in (None, (1000, None), (1000, 3000)):
+        request = Request(0, "GET", "/v2/i/blobs/sha256:1", {}, asked)
+        actions = [kind(request, threading.Event()) for kind in KINDS.values()]
+        assert all(isinstance(action, Action) for action in actions)
+        assert len(set(map(repr, actions))) == len(KINDS), "two kinds are the same"
 
 
 def test_of_what_a_client_prints_its_complaint_is_told() -> None:

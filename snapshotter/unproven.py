@@ -56,6 +56,9 @@ class Unproven:
     def __repr__(self) -> str:
         return f"<Unproven {sum(end - start for start, end in self.runs())} of {self._blocks} blocks>"
 
+    def __del__(self) -> None:
+        self.close()  # with the last reference to a layer that was removed, as its `LayerFiles`
+
     def close(self) -> None:
         """Close the files; more than once is harmless."""
         if self._map is not None:

@@ -58,13 +58,13 @@ def stack(home: Path, registry: RangeServer) -> Iterator[Stack]:
 
 @pytest.fixture
 def new_layer(home: Path, registry: RangeServer) -> Iterator[NewLayer]:
-    """`new_layer(files, size, indexed)`: one that nobody has seen yet, at the registry."""
+    """`new_layer(files, size, indexed, span)`: one that nobody has seen yet, at the registry."""
 
-    def make(files: int = 4, size: int = 48 << 10, indexed: bool = True) -> Layer:
+    def make(files: int = 4, size: int = 48 << 10, indexed: bool = True, span: int = SPAN) -> Layer:
         layer = make_layer(files, size, next(_seeds))
         registry.blobs[layer.path] = layer.blob
         if indexed:
-            write_index(home / "indexes", layer, SPAN)
+            write_index(home / "indexes", layer, span)
         return layer
 
     yield make

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -69,17 +70,21 @@ class Stack:
         """SIGKILL, without waiting for the successor."""
         os.kill(self.pids()[worker], signal.SIGKILL)
 
+    def status(self) -> dict[str, Any]:
+        """What `bootseer status --json` shows, as soon as all processes answer."""
+        found: dict[str, Any] = {}
+
+        def is_known() -> bool:
+            with contextlib.suppress(SnapshotterError):  # of a process that is just ending
+                found.update(self.daemon.status())
+            return bool(found) and all(row["pid"] for row in found["processes"]) and not found.pop("problem", "")
+
+        until(is_known, "the service does not answer")
+        return found
+
     def pids(self) -> dict[str, int]:
         """Process ids now, by name."""
-        rows: list[dict[str, object]] = []
-
-        def known() -> bool:
-            with contextlib.suppress(SnapshotterError):  # of the service that is just ending
-                rows[:] = self.daemon.status()["processes"]
-            return bool(rows) and all(row["pid"] for row in rows)
-
-        until(known, "the service does not answer")
-        return {str(row["name"]): int(str(row["pid"])) for row in rows}
+        return {row["name"]: row["pid"] for row in self.status()["processes"]}
 
     # -- containerd --------------------------------------------------------------------------------------------------
 

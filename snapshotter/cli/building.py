@@ -7,7 +7,7 @@ appears under its name whole or not at all (written beside it, then renamed); on
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from blockindex.builder import LayerBuilder
 from blockindex.codec import decode_index, index_name, index_parts
 from blockindex.errors import BlockIndexError
 from blockindex.layerindex import LayerIndex
+from snapshotter.cli.progress import Progress
 from snapshotter.errors import SnapshotterError, Transient
 from snapshotter.model import BlobSource, Digest
 from snapshotter.registry import BlobStream
@@ -49,9 +50,10 @@ class Built:
     seconds: float
 
 
-def build_all(jobs: Sequence[Job], out: Path, tick: Callable[[int, int], None], interval_s: float) -> list[Built]:
-    """Index all jobs into `out`; the results in the jobs' order. `tick(layers done, bytes done)` is called at least
-    every `interval_s` seconds by this thread. An exception, KeyboardInterrupt too, first stops the workers."""
+def build_all(jobs: Sequence[Job], out: Path) -> list[Built]:
+    """Index all jobs into `out`, with progress on stderr; the results in the jobs' order. An exception,
+    KeyboardInterrupt too, first stops the workers."""
+    progress = Progress(sum(job.size for job in jobs))
     cancelled = threading.Event()
     workers = [_Worker(job, out, cancelled) for job in jobs]
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="index") as pool:
@@ -60,14 +62,17 @@ def build_all(jobs: Sequence[Job], out: Path, tick: Callable[[int, int], None], 
             futures = [pool.submit(worker.run) for worker in workers]
             left = set(futures)
             while left:
-                _, left = wait(left, interval_s, FIRST_COMPLETED)
-                tick(len(futures) - len(left), sum(worker.done for worker in workers))
+                _, left = wait(left, progress.interval_s, FIRST_COMPLETED)
+                done = len(futures) - len(left)
+                progress.show(sum(worker.done for worker in workers), f"{done} of {len(jobs)} layers")
         except BaseException:
             cancelled.set()
             for worker in workers:
                 worker.cancel()
             pool.shutdown(cancel_futures=True)
             raise
+        finally:
+            progress.end()
     return [future.result() for future in futures]
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshotter.cli.progress import Progress
 from snapshotter.cli.table import megabytes, table
 from snapshotter.cli.tree import Commands, add_config, add_plain_http, add_publishing, registry_config
 from snapshotter.config import RegistryConfig
@@ -130,17 +129,7 @@ def _build(args: argparse.Namespace) -> int:
     _prepare(args.out)
     config = RegistryConfig() if Path(args.image).exists() else registry_config(args)
     with closing(Registry(config)) as registry:
-        jobs = _jobs(args, registry)
-        progress = Progress(sum(job.size for job in jobs))
-        try:
-            results = build_all(
-                jobs,
-                args.out,
-                lambda layers, done: progress.show(done, f"{layers} of {len(jobs)} layers"),
-                progress.interval_s,
-            )
-        finally:
-            progress.end()
+        results = build_all(_jobs(args, registry), args.out)
     print(json.dumps(_document(args.image, results), indent=2) if args.json else _text(results))
     failed = [result for result in results if result.status == "failed"]
     for result in failed:

@@ -21,7 +21,6 @@ from snapshotter.artifacts.model import Blob, Kind
 from snapshotter.artifacts.place import Held, OpenBlob, Place
 from snapshotter.cli.building import Built, Job, build_all
 from snapshotter.cli.places import client_config, explained, open_place, open_source, platform_of, readable, signing_key
-from snapshotter.cli.progress import Progress
 from snapshotter.cli.publishing import ADVICE, Sending, image_name, is_signed_by
 from snapshotter.cli.table import megabytes, table
 from snapshotter.config import load_config
@@ -130,17 +129,7 @@ class _Indexes:
         jobs = [
             Job(digest, size, self._source.blob(digest)) for digest, size in layers.items() if digest not in self._found
         ]
-        progress = Progress(sum(job.size for job in jobs))
-        try:
-            results = build_all(
-                jobs,
-                self._spool,
-                lambda done, size: progress.show(size, f"{done} of {len(jobs)} layers"),
-                progress.interval_s,
-            )
-        finally:
-            progress.end()
-        for result in results:
+        for result in build_all(jobs, self._spool):
             self.built[result.digest] = result
             if result.status != "failed":
                 path = self._spool / index_name(result.digest)

@@ -20,9 +20,9 @@ from snapshotter.imagesource.layout import REF_NAME
 from snapshotter.imagesource.model import ImageSource, PlatformImage
 from snapshotter.imagesource.platforms import platform_images
 from snapshotter.imagesource.sources import RegistryImage
+from snapshotter.imagesource.verified import checked_document
 from snapshotter.model import BlobSource, Digest
 from snapshotter.registry import Document, ImageRef, Platform, Registry, parse_digest, parse_reference
-from snapshotter.registry.manifest import document_type
 
 __all__ = ["ARCHIVE_PREFIX", "open_archive"]
 
@@ -240,13 +240,7 @@ class _ArchiveImage:
     def document(self, digest: Digest | None = None) -> Document:
         """See ImageSource."""
         digest = digest or self._root
-        body = self._archive.read(_blob_name(digest))
-        if f"sha256:{hashlib.sha256(body).hexdigest()}" != digest:
-            raise InvalidArgument(f"{self.name}: {digest} in it is damaged")
-        try:
-            return Document(document_type(body), digest, body)
-        except (ValueError, RecursionError, AttributeError) as error:
-            raise InvalidArgument(f"{self.name}: {digest} is neither a manifest nor an image index") from error
+        return checked_document(self._archive.read(_blob_name(digest)), digest, f"{self.name}: {digest}")
 
     def blob(self, digest: Digest) -> BlobSource:
         """See ImageSource."""

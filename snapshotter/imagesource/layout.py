@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
+from snapshotter.imagesource.verified import checked_document
 from snapshotter.model import Digest
 from snapshotter.registry import Document, FileBlob, parse_digest
-from snapshotter.registry.manifest import document_type
 
 __all__ = ["REF_NAME", "Entry", "Layout", "notes_of", "tag_of"]
 
@@ -76,12 +76,7 @@ class Layout:
                 body = file.read(_DOCUMENT_BYTES + 1)
         except OSError as error:
             raise NotFound(f"{self.directory}: {digest} is not there") from error
-        if f"sha256:{hashlib.sha256(body).hexdigest()}" != digest:
-            raise InvalidArgument(f"{path}: damaged: it has another digest than its name")
-        try:
-            return Document(document_type(body), digest, body)
-        except (ValueError, RecursionError, AttributeError) as error:
-            raise InvalidArgument(f"{path}: neither a manifest nor an image index") from error
+        return checked_document(body, digest, str(path))
 
     def blob(self, digest: Digest) -> FileBlob:
         """The blob with this digest; whether it exists shows when it is read."""

@@ -6,7 +6,6 @@ Reads no environment. A Config is always valid: `Config()` by its defaults, `Con
 """
 
 import dataclasses
-import difflib
 import json
 import math
 import tomllib
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapshotter.errors import InvalidArgument, UserError
-from snapshotter.workload.rules import parse_rules
 
 __all__ = [
     "DEFAULT_PATH",
@@ -187,6 +185,9 @@ class HotSetConfig:
     )
     prefetch: bool = _option(True, "Whether hot blocks are fetched before anything reads them.")
     streams: int = _option(3, "Requests for hot blocks at once, per image.", low=1, high=64)
+    far_streams: int = _option(
+        8, "The same, and connections opened ahead, where a round trip takes 40 ms or more.", low=1, high=64
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,10 +382,8 @@ class Config:
         config = _build(cls, data, str(path), "")
         if config.cri.enabled and not (config.cri.image_service or config.containerd.address):
             raise UserError(f"{path}: [cri] enabled needs an image_service, or an address in [containerd]")
-        try:
-            parse_rules(config.workload.rules)
-        except InvalidArgument as error:
-            raise UserError(f"{path}: [workload] rules: {error}") from error
+        if config.workload.rules:
+            _check_rules(config.workload.rules, path)
         for sock in (config.socket_path, config.control_path, config.cri_path):
             if len(bytes(sock)) > _SOCKET_PATH_BYTES:
                 raise UserError(f"{path}: socket path {sock} is longer than {_SOCKET_PATH_BYTES} bytes: shorten `run`")
@@ -393,6 +392,15 @@ class Config:
     def to_toml(self) -> str:
         """This configuration as commented TOML that `from_toml` reads back."""
         return "\n".join(_lines(self, "")).strip() + "\n"
+
+
+def _check_rules(rules: tuple[str, ...], path: Path) -> None:
+    from snapshotter.workload.rules import parse_rules  # here: a daemon without rules starts sooner
+
+    try:
+        parse_rules(rules)
+    except InvalidArgument as error:
+        raise UserError(f"{path}: [workload] rules: {error}") from error
 
 
 def load_config(path: Path | None) -> Config:
@@ -422,6 +430,8 @@ def _build(kind: type[_T], data: dict[str, object], path: str, section: str) -> 
 
 
 def _suggestion(key: str, section: str, known: list[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(key, known, 1)
     if close:
         return f": did you mean {close[0]!r}?"

@@ -21,7 +21,9 @@ from .config import Config
 from .errors import UserError
 from .fuse.ring import Ring
 from .kernel.heap import limit_arenas
+from .listening import POLLER
 from .record import log as record_log
+from .supervise import sockets
 from .supervise.kept import Handover, Resources, lock, require_same
 from .supervise.upgrade import become, command_line
 from .supervisor import Ended, Supervisor, Task
@@ -50,8 +52,11 @@ def run(config: Config) -> int:
         (Path(config.run) / "reload.json").unlink(missing_ok=True)
     record_log.create(record_log.directory(config.root_path))
     resources = Resources.taken_from(before.descriptors)
-    used = {*locks.values(), *(resources.named().values() if resources else ())}
+    listening = sockets.wanted(config)
+    held = sockets.kept_of(listening, before.descriptors)
+    used = {*locks.values(), *held.values(), *(resources.named().values() if resources else ())}
     before.close_but(used)
+    sockets.complete(listening, held)
     ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     while True:
         if resources is None:
@@ -63,14 +68,15 @@ def run(config: Config) -> int:
         else:
             _log.info("connection.taken tag=%s", resources.tag)
             killpoints.reach("supervisor.taken")
-        tasks = _tasks(config, resources, store, ready, locks)
-        supervisor = Supervisor(resources, Path(config.run), tasks, ready, locks, before)
+        tasks = _tasks(config, resources, store, ready, locks, held)
+        supervisor = Supervisor(resources, Path(config.run), tasks, ready, locks | held, before)
         if before.workers:
             killpoints.reach("supervisor.executed")
         while (ended := supervisor.run()) is Ended.UPGRADE:
             become(command_line(), supervisor.handover())
             supervisor.refused("the installed version cannot be executed")
         if ended is Ended.STOPPED:
+            sockets.let_go(listening, held)
             return 0
         # aborted, by an administrator or by the kernel: with a new one the mounts come back, as at any start
         _log.error("connection.ended a new one is opened")
@@ -89,8 +95,12 @@ def check(config: Config) -> None:
         require_same(path, file, option, before.descriptors)
     if before.workers and Resources.taken_from(before.descriptors) is None:
         raise UserError("this version cannot go on with the requests of the one that runs: that needs a restart")
-    for load in (_load_block, _load_fetch, _load_service):
-        load()
+    _load_block()
+    _load_fetch(config)
+    _load_service()
+    from .grpcsocket import check as check_grpc
+
+    check_grpc()
 
 
 def _locked(config: Config) -> list[tuple[str, Path, str]]:
@@ -107,15 +117,18 @@ def _locks(config: Config, before: Handover) -> dict[str, int]:
     return {option: lock(path, file, option, before.descriptors) for option, path, file in _locked(config)}
 
 
-def _tasks(config: Config, resources: Resources, store: BlockStore, ready: int, locks: dict[str, int]) -> list[Task]:
+def _tasks(
+    config: Config, resources: Resources, store: BlockStore, ready: int, locks: dict[str, int], held: dict[str, int]
+) -> list[Task]:
     """The workers. Each lets go of the descriptors it must not hold: a copy of the mount in the block server, or of the
-    connection in the service, would keep a dead connection alive."""
+    connection in the service, would keep a dead connection alive; a copy of a socket (`held`), who connects to it."""
     connection, ring, doorbell = resources.connection, resources.ring, resources.doorbell
 
     def block() -> None:
         from .fuse.server import BlockServer
 
-        os.close(connection.mount)
+        for fd in (connection.mount, *held.values()):
+            os.close(fd)
         notes = record_log.Notes(record_log.directory(config.root_path))
         resend = config.resend == "auto"
         BlockServer(Ring(ring), connection.device, doorbell, store.layers, notes, resend).run()
@@ -123,7 +136,8 @@ def _tasks(config: Config, resources: Resources, store: BlockStore, ready: int, 
     def fetch() -> None:
         from .fetch.process import main
 
-        os.close(connection.mount)
+        for fd in (connection.mount, *held.values()):
+            os.close(fd)
         main(config, Ring(ring), connection.device, doorbell)
 
     def service() -> None:
@@ -131,11 +145,11 @@ def _tasks(config: Config, resources: Resources, store: BlockStore, ready: int, 
 
         for fd in (connection.device, ring, doorbell, *locks.values()):
             os.close(fd)
-        main(config, connection.mount, lambda: os.eventfd_write(ready, 1))
+        main(config, connection.mount, lambda: os.eventfd_write(ready, 1), held)
 
     return [
         Task("block", block, _load_block),
-        Task("fetch", fetch, _load_fetch),
+        Task("fetch", fetch, lambda: _load_fetch(config)),
         Task("service", service, _load_service, orderly=True),
     ]
 
@@ -144,15 +158,20 @@ def _load_block() -> None:
     from .fuse import server  # noqa: F401
 
 
-def _load_fetch() -> None:
+def _load_fetch(config: Config) -> None:
+    """UserError where the configuration names what cannot be asked: known only now, for what looks it through takes
+    longer to load than the block server."""
     from blockindex.inflatelib import inflate_library
 
     from .fetch import process  # noqa: F401
+    from .fetch.sources import check_sources
 
     inflate_library()
+    check_sources(config)
 
 
 def _load_service() -> None:
+    os.environ.update(POLLER)
     from .containerd import process  # noqa: F401
 
     for name in ("encodings.ascii", "grpc.experimental", *(f"grpc._{part}" for part in _LATE)):

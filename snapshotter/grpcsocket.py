@@ -1,4 +1,13 @@
-"""A gRPC server on a unix socket that only root may use."""
+"""A gRPC server on a unix socket that somebody else made, and keeps: so callers wait while one server follows another.
+
+gRPC for Python takes a path, makes its socket by itself, and has no way to be given one. So it is had listen in a
+private place, and once it does, the descriptor of its socket is made one of ours (`dup2`). It goes on as if nothing
+had been: accept(2) takes a number. This needs the poller that gives the kernel all numbers each time, `poll`; the
+usual one, epoll, has been told the file. Its thread may be in the kernel already, with the file from before; it begins
+anew, with what the number is now, when it gets one more socket. `check` proves that the gRPC at hand can be treated so.
+
+gRPC chooses its poller when it is imported: whoever does that first in a process that is to serve has set `POLLER`.
+"""
 
 import logging
 import os
@@ -13,67 +22,110 @@ from pathlib import Path
 import grpc
 
 from snapshotter.errors import UserError
+from snapshotter.listening import POLLER, bind
 
-__all__ = ["listen"]
+__all__ = ["Serving", "check", "listen"]
 
 _log = logging.getLogger(__name__)
 
-_SOCKET_PATH_LIMIT = 107
-"""Bytes of a socket's path (sun_path, less its final zero)."""
+_ANSWER_S = 5.0
+
+
+class Serving:
+    """A server that runs. The socket stays as it is when it stops."""
+
+    def __init__(self, server: grpc.Server, number: int, own: int) -> None:
+        """`number`: the descriptor that gRPC takes for its socket; `own`: that socket."""
+        self._server = server
+        self._number, self._own = number, own
+
+    def stop(self, grace: float | None) -> threading.Event:
+        """Take no more calls; those under way have `grace` seconds. The event: all have ended. Connections that come
+        from now on wait for another server."""
+        if self._own >= 0:
+            # gRPC is going to shut its socket down, for all that have a copy: it gets back its own
+            os.dup2(self._own, self._number, inheritable=False)
+            os.close(self._own)
+            self._own = -1
+        return self._server.stop(grace)
+
+    def __repr__(self) -> str:
+        return f"<Serving {'on' if self._own >= 0 else 'no more on'} descriptor {self._number}>"
 
 
 def listen(
-    path: Path,
+    listener: socket.socket,
     add: Callable[[grpc.Server], None],
     name: str,
     max_workers: int,
     options: Sequence[tuple[str, int]] = (),
-) -> grpc.Server:
-    """Serve what `add` registers, with threads called `name`, and return the running server.
+) -> Serving:
+    """Serve what `add` registers on a socket of `listening.bind`, with threads called `name`. The descriptor is closed;
+    where it is to outlive the server, somebody has another.
 
-    A stale socket of an earlier process is replaced; raises UserError when somebody answers on it, or when the path
-    cannot be one. The caller stops the server; its workers end then, each when its call does. The socket stays and is
-    stale.
-    """
-    _check(path)
+    The caller stops the server; its workers end then, each when its call does."""
+    assert POLLER.items() <= os.environ.items(), "the wrong poller: no connection would be accepted"
     workers = ThreadPoolExecutor(max_workers, thread_name_prefix=name)
     server = grpc.server(workers, options=options)
     add(server)
-    # Bound in a private directory and renamed when its mode is right: there is no moment at which another user could
-    # connect, and none without a socket when a predecessor is replaced.
-    with tempfile.TemporaryDirectory(prefix=".s", dir=path.parent) as private:
-        bound = Path(private) / "s"
-        server.add_insecure_port(f"unix://{bound}")
-        server.start()
-        bound.chmod(0o600)
-        bound.rename(path)
+    with listener:
+        address = listener.getsockname()
+        number, own = _put_in(server, listener.fileno(), Path(address).parent)
+    server.start()
     threading.Thread(target=_end_with, args=(server, workers), name=f"{name}-end", daemon=True).start()
-    _log.info("service.listening service=%s socket=%s workers=%d", name, path, max_workers)
-    return server
+    _log.info("service.listening service=%s socket=%s workers=%d", name, address, max_workers)
+    return Serving(server, number, own)
+
+
+def check() -> None:
+    """UserError unless this gRPC can serve on a socket of ours. Uses gRPC: not before a fork."""
+    with tempfile.TemporaryDirectory(prefix="bootseer-") as directory:
+        path = Path(directory, "s")
+        with socket.socket(socket.AF_UNIX) as client:
+            serving = listen(bind(path), lambda server: None, "check", 1)
+            client.settimeout(_ANSWER_S)
+            try:
+                client.connect(os.fspath(path))
+                if not client.recv(1):  # HTTP/2: the server's settings come first
+                    raise UserError("gRPC does not serve on a socket that it has not made")
+            except OSError as error:
+                raise UserError(f"gRPC does not serve on a socket that it has not made: {error}") from error
+            finally:
+                serving.stop(None).wait()
+
+
+def _put_in(server: grpc.Server, listener: int, directory: Path) -> tuple[int, int]:
+    """Have gRPC listen in `directory`, and put our socket in the place of its own: the number that both have had, and
+    a copy of its own."""
+    with tempfile.TemporaryDirectory(prefix=".s", dir=directory) as private:
+        place = os.open(private, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            path = f"/proc/self/fd/{place}/s"  # a socket's path has 107 bytes at most
+            server.add_insecure_port(f"unix://{path}")
+            number = _number_of(path)
+            own = os.dup(number)
+            os.dup2(listener, number, inheritable=False)
+            server.add_insecure_port(f"unix://{path}-to-wake-the-poller")
+        finally:
+            os.close(place)
+    return number, own
+
+
+def _number_of(path: str) -> int:
+    """The descriptor that listens on `path`, in this process."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as copy:
+                    bound = copy.getsockname() if copy.family == socket.AF_UNIX else ""
+                    if isinstance(bound, str) and bound.lstrip("/") == path.lstrip("/"):
+                        return int(name)
+        except OSError:  # closed since, by another thread
+            continue
+    raise RuntimeError(f"gRPC does not listen on {path}")
 
 
 def _end_with(server: grpc.Server, workers: ThreadPoolExecutor) -> None:
     """Let the workers go once the server has been stopped: grpc leaves them behind."""
     server.wait_for_termination()
     workers.shutdown(wait=False)
-
-
-def _check(path: Path) -> None:
-    """Raises UserError unless a server may listen on `path`."""
-    # The name it is bound under first is longer than ".sXXXXXXXX/s" at most by this much.
-    room = _SOCKET_PATH_LIMIT - len(".s12345678/s")
-    if not path.is_absolute() or len(os.fsencode(path)) > _SOCKET_PATH_LIMIT or len(os.fsencode(path.parent)) >= room:
-        raise UserError(f"{path}: a socket's path must be absolute and shorter than {room} bytes: choose another")
-    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    try:
-        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if not is_socket:
-        raise UserError(f"{path}: exists and is not a socket: remove it or choose another path")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            return  # nobody listens: left over by a process that died
-    raise UserError(f"{path}: another process serves there: stop it or choose another path")

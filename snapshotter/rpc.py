@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 from . import errors
 from .errors import InvalidArgument, SnapshotterError, Transient
+from .listening import bind
 
 __all__ = ["Handler", "Server", "Unanswered", "call"]
 
@@ -69,18 +71,17 @@ def _request(line: bytes) -> Mapping[str, Any]:
 class Server:
     """Serves `handlers` by op on a unix socket for root alone; a thread for each connection, since a call may wait."""
 
-    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, path: Path, handlers: Mapping[str, Handler], held: socket.socket | None = None) -> None:
+        """`held`: a socket of `listening.bind` at `path` that outlives us; calls that come after `close` wait for who
+        serves it next. Without one it is ours: the name goes with us, and a stale one is replaced."""
         self._path = path
         self._handlers = handlers
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        previous = os.umask(0o177)
-        try:
-            self._socket.bind(str(path))
-        finally:
-            os.umask(previous)
-        self._socket.listen(128)
+        self._held = held is not None
+        if held is None:
+            path.unlink(missing_ok=True)
+            held = bind(path)
+        self._socket = held
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._closing = False
         self._thread = threading.Thread(target=self._accept, name=f"rpc-{path.name}", daemon=True)
         self._thread.start()
@@ -88,19 +89,26 @@ class Server:
     def close(self) -> None:
         """Take no more calls; those under way run on."""
         self._closing = True
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        os.eventfd_write(self._wake, 1)
         self._thread.join()
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
+        os.close(self._wake)
+        self._socket.close()
+        if not self._held:
+            self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
+        waiting = select.poll()
+        for fd in (self._socket.fileno(), self._wake):
+            waiting.register(fd, select.POLLIN)
         while True:
+            waiting.poll()
+            if self._closing:
+                return
             try:
                 connection, _ = self._socket.accept()
+            except BlockingIOError:  # it was for a process that serves the same socket
+                continue
             except OSError as error:
-                if self._closing:
-                    return
                 _log.error("rpc.refused socket=%s error=%r", self._path.name, str(error))  # out of descriptors?
                 time.sleep(_RETRY_S)
                 continue

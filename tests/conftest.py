@@ -18,6 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.listening import POLLER
+
+os.environ.update(POLLER)  # before any test imports gRPC
+
 GRACE_S = 3.0
 _MARKER = "BOOTSEER_TEST"
 _GRPC_DESCRIPTORS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]", "anon_inode:[timerfd]")

@@ -43,9 +43,7 @@ def _serve(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     log.configure(config.log.level, config.log.format)
     from snapshotter.daemon import check, run
-    from snapshotter.fetch.sources import check_sources
 
-    check_sources(config)
     if args.check:
         check(config)
         return 0

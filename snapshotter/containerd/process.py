@@ -29,6 +29,7 @@ from snapshotter.record.log import directory
 from snapshotter.record.recorder import Recorder
 from snapshotter.record.records import Records
 from snapshotter.rpc import Handler, Server
+from snapshotter.supervise.sockets import taken
 from snapshotter.version import VERSION
 from snapshotter.workload.starts import Starts
 
@@ -45,8 +46,8 @@ __all__ = ["main"]
 _log = logging.getLogger(__name__)
 
 
-def main(config: Config, mount_fd: int, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM; `ready` is called when containerd can connect."""
+def main(config: Config, mount_fd: int, ready: Callable[[], None], held: Mapping[str, int]) -> None:
+    """Serve until SIGTERM, on the sockets `held` by the supervisor; `ready` is called when containerd is answered."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     root, run = Path(config.root), Path(config.run)
@@ -94,12 +95,11 @@ def main(config: Config, mount_fd: int, ready: Callable[[], None]) -> None:
     restored = threading.Thread(target=_restore, args=(snapshots, layers, recorder), name="restore", daemon=True)
     restored.start()
     restored.join(timeout=_RESTORE_S)
-    socket = Path(config.socket or run / "bootseer.sock")
-    server = serve(snapshots, socket, _WORKERS)
-    access.serve()
+    server = serve(snapshots, taken(held, "socket-containerd", config.socket_path), _WORKERS)
+    access.serve(held)
     if containers is not None and starts is not None:
         containers.listen(starts.created)
-    _log.info("service.ready socket=%s pid=%d", socket, os.getpid())
+    _log.info("service.ready socket=%s pid=%d", config.socket_path, os.getpid())
     ready()
     if evictor is not None:
         evictor.start()
@@ -110,7 +110,6 @@ def main(config: Config, mount_fd: int, ready: Callable[[], None]) -> None:
     access.close()
     server.stop(grace=1.0).wait()
     control.close()
-    socket.unlink(missing_ok=True)
     if containers is not None:
         containers.close()
     if starts is not None:

@@ -13,6 +13,7 @@ from snapshotter.errors import UserError
 from snapshotter.model import Digest, LayerRef
 from snapshotter.registry.passed import PassedCredentials, take_back
 from snapshotter.rpc import call
+from snapshotter.supervise.sockets import taken
 
 from .client import Containerd
 from .imagefinder import ImageFinder, Source
@@ -45,13 +46,14 @@ class PullAccess:
     def __repr__(self) -> str:
         return f"<PullAccess {self._pulls!r} {self._proxy!r}>"
 
-    def serve(self) -> None:
+    def serve(self, held: Mapping[str, int]) -> None:
         """Serve the kubelet's image service, if it is to be. Where the socket cannot be had only that is not served."""
         config = self._config
         if config.cri.enabled:
             image_service = Path(config.cri.image_service or config.containerd.address)
             try:
-                self._proxy = ImageServiceProxy(config.cri_path, image_service, self._pulls)
+                listener = taken(held, "socket-cri", config.cri_path)
+                self._proxy = ImageServiceProxy(listener, image_service, self._pulls)
             except UserError as error:
                 _log.error("cri.not_served reason=%r", str(error))
 
@@ -59,7 +61,6 @@ class PullAccess:
         """End what `serve` began."""
         if self._proxy is not None:
             self._proxy.close()
-            self._config.cri_path.unlink(missing_ok=True)
 
     def _locate(self, sources: Sequence[Source], manifest: Digest) -> str:
         place: str = call(self._fetch, "locate", _LOCATE_S, sources=sources, manifest=manifest)

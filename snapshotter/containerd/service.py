@@ -8,10 +8,10 @@ for itself, so calls run at once, and no lock is held while List streams.
 
 import errno
 import logging
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NoReturn
 
 import grpc
@@ -22,7 +22,7 @@ from proto import mount_pb2, snapshots_pb2, snapshots_pb2_grpc
 from snapshotter import errors
 from snapshotter.containerd.model import Mount, Snapshot
 from snapshotter.containerd.snapshots import Snapshots
-from snapshotter.grpcsocket import listen
+from snapshotter.grpcsocket import Serving, listen
 
 __all__ = ["SnapshotsService", "serve"]
 
@@ -167,8 +167,8 @@ class SnapshotsService(snapshots_pb2_grpc.SnapshotsServicer):
         return Empty()
 
 
-def serve(snapshots: Snapshots, socket_path: Path, max_workers: int = 64) -> grpc.Server:
-    """Serve on a unix socket that only root may use, and return the running server.
+def serve(snapshots: Snapshots, listener: socket.socket, max_workers: int = 64) -> Serving:
+    """Serve on a socket of `listening.bind`, and return the running server.
 
     See `grpcsocket.listen`. A Prepare holds a worker for as long as a layer takes to come: `admission` keeps some free.
     """
@@ -178,7 +178,7 @@ def serve(snapshots: Snapshots, socket_path: Path, max_workers: int = 64) -> grp
         register: Callable[[SnapshotsService, grpc.Server], None] = snapshots_pb2_grpc.add_SnapshotsServicer_to_server
         register(SnapshotsService(snapshots), server)
 
-    return listen(socket_path, add, "snapshots", max_workers, options)
+    return listen(listener, add, "snapshots", max_workers, options)
 
 
 def _mount(mount: Mount) -> mount_pb2.Mount:

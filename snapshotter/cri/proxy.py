@@ -8,6 +8,7 @@ runtime endpoint for the former, and has not used the latter since Kubernetes 1.
 """
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -34,13 +35,13 @@ _OWN_HEADERS = (":", "grpc-", "user-agent", "te", "content-type")  # gRPC sets t
 class ImageServiceProxy:
     """A running proxy; `close` ends it."""
 
-    def __init__(self, socket: Path, image_service: Path, pulls: Pulls) -> None:
-        """Serve on `socket`, see `grpcsocket.listen`; containerd need not run yet."""
+    def __init__(self, listener: socket.socket, image_service: Path, pulls: Pulls) -> None:
+        """Serve on `listener`, see `grpcsocket.listen`; containerd need not run yet."""
         self._image_service = image_service
         self._pulls = pulls
         self._channel = grpc.insecure_channel(f"unix://{image_service}", options=[*_ANY_SIZE, *_SOON])
         try:
-            self._server = listen(socket, self._add, "cri", _WORKERS, _ANY_SIZE)
+            self._server = listen(listener, self._add, "cri", _WORKERS, _ANY_SIZE)
         except BaseException:
             self._channel.close()
             raise

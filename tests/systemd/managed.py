@@ -1,5 +1,6 @@
 """A daemon, as in `tests.snapshotter.daemon`, whose process is a service manager's."""
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -8,9 +9,16 @@ from scripts.rig.servicemanager import Manager
 from tests.snapshotter.daemon import BOOTSEER, Daemon
 from tests.snapshotter.rangeserver import RangeServer
 
-__all__ = ["Managed"]
+__all__ = ["Managed", "as_installed"]
 
 _PATIENCE_S = 150.0
+
+
+def as_installed(home: Path) -> None:
+    """From now on programs find their modules compiled, as those of an installation are, even where this process was
+    told to write nothing."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(home / "compiled")
 
 
 class Managed(Daemon):

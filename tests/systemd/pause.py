@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.snapshotter.daemon import make_layer, origin
-from tests.systemd.managed import Managed
+from tests.systemd.managed import Managed, as_installed
 
 __all__ = ["main"]
 
@@ -64,7 +64,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--turns", type=int, default=20, help="how often each is done (default: 20)")
     turns = parser.parse_args(argv).turns
     layer = make_layer(files=1, size=8 << 20)
-    with tempfile.TemporaryDirectory(prefix="bs-pause-") as home, origin(layer) as registry:  # noqa: SIM117
+    with tempfile.TemporaryDirectory(prefix="bs-pause-") as home, origin(layer) as registry:
+        as_installed(Path(home))
         with Managed(Path(home), registry, "") as daemon, Prober(daemon.prepare(layer) / "f0000") as prober:
             kinds: dict[str, Callable[[], None]] = {
                 "nothing": lambda: None,

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,8 @@ def test_readers_wait_while_the_daemon_is_started_again(
         first = reader("read", mount / "f0001", mount / "f0002")
         _until(lambda: daemon.status()["requests_in_flight"] > 0)
         kept = dict(daemon.manager.stored)
-        assert sorted(name.partition(".")[0] for name in kept) == ["device", "doorbell", "mount", "ring"]
+        what = ["device", "doorbell", "mount", "ring", "socket-containerd"]
+        assert sorted(name.partition(".")[0] for name in kept) == what
         daemon.manager.stop(number)
         second = reader("mmap", mount / "f0020")
         gate.open.set()
@@ -86,6 +88,40 @@ def test_readers_wait_while_the_daemon_is_started_again(
         assert daemon.manager.stored == kept, "the same connection"
         assert "connection.taken" in daemon.manager.log and "attach.healed" not in daemon.manager.log
         assert daemon.status()["layers"][0]["mount"] == str(mount)
+
+
+@pytest.mark.parametrize("gone", ["service", "daemon, killed", "daemon, ended"])
+def test_calls_wait_while_nobody_serves(tmp_path: Path, toml: str, gone: str) -> None:
+    """Who connects to containerd's socket meanwhile is not refused: whoever serves next answers."""
+    with origin() as registry, Managed(tmp_path, registry, toml) as daemon, ThreadPoolExecutor(1) as pool:
+        supervisor, service = daemon.pid("supervisor"), daemon.pid("service")
+        if gone == "service":
+            os.kill(supervisor, signal.SIGSTOP)
+            os.kill(service, signal.SIGKILL)
+            _until(lambda: _state(service) == "Z")
+        else:
+            daemon.manager.stop(signal.SIGKILL if "killed" in gone else signal.SIGTERM)
+        asked = pool.submit(_list, daemon)
+        _until(lambda: _waiting(daemon.run / "bootseer.sock") == 1)
+        assert not asked.done()
+        if gone == "service":
+            os.kill(supervisor, signal.SIGCONT)
+        else:
+            daemon.manager.start()
+        assert asked.result(_PATIENCE_S) == []
+        daemon.manager.until("READY=1")
+
+
+def test_another_socket_comes_into_force_with_a_reload(tmp_path: Path, toml: str) -> None:
+    with origin() as registry, Managed(tmp_path, registry, toml) as daemon:
+        before = os.fstat(daemon.manager.stored["socket-containerd"]).st_ino
+        config = tmp_path / "config.toml"
+        config.write_text(f'socket = "{tmp_path}/elsewhere"\n{config.read_text()}')
+        assert daemon.reload().returncode == 0, daemon.manager.log[-4000:]
+        (daemon.run / "bootseer.sock").unlink()
+        (tmp_path / "elsewhere").rename(daemon.run / "bootseer.sock")
+        assert _list(daemon) == []
+        assert os.fstat(daemon.manager.stored["socket-containerd"]).st_ino != before
 
 
 def test_a_recorded_container_goes_on(tmp_path: Path, layer: Layer, toml: str) -> None:
@@ -128,10 +164,10 @@ def test_one_restart_after_the_other_under_readers(tmp_path: Path, layer: Layer,
 def test_a_connection_that_was_aborted_is_not_stored_any_more(tmp_path: Path, layer: Layer, toml: str) -> None:
     with origin(layer) as registry, Managed(tmp_path, registry, toml) as daemon:
         mount = daemon.prepare(layer)
-        before = dict(daemon.manager.stored)
+        before = _connection(daemon)
         assert (mount / "f0001").read_bytes() == layer.contents["f0001"]
         _abort(tmp_path, daemon)
-        _until(lambda: len(daemon.manager.stored) == 4 and not set(before) & set(daemon.manager.stored))
+        _until(lambda: len(_connection(daemon)) == 4 and not before & _connection(daemon))
         daemon.manager.until("READY=1", 2)
         assert (mount / "f0009").read_bytes() == layer.contents["f0009"]
         daemon.manager.restart()
@@ -149,11 +185,11 @@ def test_half_of_what_was_stored_is_of_no_use(tmp_path: Path, layer: Layer, toml
             daemon.manager.stop()
             [ring] = [name for name in daemon.manager.stored if name.startswith("ring.")]
             os.close(daemon.manager.stored.pop(ring))
-            before = set(daemon.manager.stored)
+            before = _connection(daemon)
             daemon.manager.start()
             daemon.manager.until("READY=1")
             assert held.read() == layer.contents["f0003"][4096:]
-        assert len(daemon.manager.stored) == 4 and not before & set(daemon.manager.stored)
+        assert len(_connection(daemon)) == 4 and not before & _connection(daemon)
         assert "attach.healed" in daemon.manager.log
 
 
@@ -336,6 +372,28 @@ def _abort(directory: Path, daemon: Daemon) -> None:
         (control / str(minor) / "abort").write_text("1")
     finally:
         subprocess.run(["umount", str(control)], check=True)
+
+
+def _list(daemon: Daemon) -> list[object]:
+    """What List answers to somebody who connects now."""
+    with daemon.snapshots() as snapshots:
+        return list(snapshots.List(snapshots_pb2.ListSnapshotsRequest(snapshotter="b"), timeout=_PATIENCE_S))
+
+
+def _waiting(path: Path) -> int:
+    """Connections that wait in the backlog of the socket: they are connected, and have no inode yet."""
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return sum(row[6:] == ["0", str(path)] for row in rows)
+
+
+def _state(pid: int) -> str:
+    """Of a process, as ps shows it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _connection(daemon: Managed) -> set[str]:
+    """What is stored of the FUSE connection."""
+    return {name for name in daemon.manager.stored if not name.startswith("socket-")}
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import grpc
 import pytest
 
 from snapshotter.containerd.model import Counters, Kind, Mount
 from snapshotter.containerd.service import serve
 from snapshotter.containerd.snapshots import Snapshots
 from snapshotter.errors import AlreadyExists
+from snapshotter.listening import bind
 from tests.snapshotter.containerd.containerd_node import (
     NEEDED,
     SNAPSHOTTER,
@@ -48,7 +48,7 @@ class Rig:
         self.provider = FakeProvider(root / "p")
         self.socket = root / "b.sock"
         self.snapshots = Snapshots(root / "b", self.provider)
-        self.server: grpc.Server = serve(self.snapshots, self.socket)
+        self.server = serve(self.snapshots, bind(self.socket))
         self.node = Node(root, self.socket)
 
     def restart_service(self) -> None:
@@ -56,7 +56,7 @@ class Rig:
         self.stop_service()
         shutil.rmtree(self.root / "p" / "m")
         self.snapshots = Snapshots(self.root / "b", self.provider)
-        self.server = serve(self.snapshots, self.socket)
+        self.server = serve(self.snapshots, bind(self.socket))
 
     def stop_service(self) -> None:
         self.server.stop(None).wait(10)

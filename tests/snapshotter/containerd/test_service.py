@@ -2,7 +2,7 @@
 
 import errno
 import logging
-import socket
+import select
 import sqlite3
 import stat
 import threading
@@ -20,7 +20,7 @@ from proto import snapshots_pb2_grpc
 from snapshotter import errors
 from snapshotter.containerd.service import serve
 from snapshotter.containerd.snapshots import Snapshots
-from snapshotter.errors import UserError
+from snapshotter.listening import bind
 from tests.snapshotter.containerd.fake_provider import FakeProvider, digest, layer_labels
 
 Stub = Any  # the generated stubs have no types
@@ -35,7 +35,7 @@ def socket_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stub(snapshots: Snapshots, socket_path: Path) -> Iterator[Stub]:
-    server = serve(snapshots, socket_path, max_workers=8)
+    server = serve(snapshots, bind(socket_path), max_workers=8)
     with grpc.insecure_channel(f"unix://{socket_path}") as channel:
         yield snapshots_pb2_grpc.SnapshotsStub(channel)  # type: ignore[no-untyped-call]  # generated
     server.stop(None).wait(10)
@@ -196,37 +196,28 @@ def test_only_root_may_connect(stub: Stub, socket_path: Path) -> None:
     assert [entry.name for entry in socket_path.parent.iterdir()] == [socket_path.name]
 
 
-def test_a_stale_socket_is_replaced(snapshots: Snapshots, socket_path: Path) -> None:
-    socket_path.parent.mkdir()
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(socket_path))
-    server = serve(snapshots, socket_path, max_workers=2)
-    with grpc.insecure_channel(f"unix://{socket_path}") as channel:
-        made: Stub = snapshots_pb2_grpc.SnapshotsStub(channel)  # type: ignore[no-untyped-call]  # generated
-        assert list(made.List(pb.ListSnapshotsRequest())) == []
-    server.stop(None).wait(10)
+def test_calls_wait_for_the_next_server(snapshots: Snapshots, socket_path: Path) -> None:
+    """Nobody is refused while one server follows another, and no call is lost to the one that stops."""
 
+    def ask() -> list[object]:
+        with grpc.insecure_channel(f"unix://{socket_path}") as channel:
+            made: Stub = snapshots_pb2_grpc.SnapshotsStub(channel)  # type: ignore[no-untyped-call]  # generated
+            return list(made.List(pb.ListSnapshotsRequest(), timeout=10))
 
-def test_a_socket_in_use_is_left_alone(stub: Stub, snapshots: Snapshots, socket_path: Path) -> None:
-    with pytest.raises(UserError, match="another process serves there"):
-        serve(snapshots, socket_path)
-    assert list(stub.List(pb.ListSnapshotsRequest())) == []
-
-
-def test_paths_that_cannot_be_sockets(snapshots: Snapshots, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("precious")
-    with pytest.raises(UserError, match="not a socket"):
-        serve(snapshots, file)
-    assert file.read_text() == "precious"
-    with pytest.raises(UserError, match="shorter than"):
-        serve(snapshots, tmp_path / ("x" * 120))
-    with pytest.raises(UserError, match="absolute"):
-        serve(snapshots, Path("relative.sock"))
+    with bind(socket_path) as kept, ThreadPoolExecutor(1) as pool:
+        for _ in range(5):
+            server = serve(snapshots, kept.dup(), max_workers=2)
+            assert ask() == []
+            server.stop(None).wait(10)
+            waiting = pool.submit(ask)
+            assert select.select([kept], [], [], 10)[0], "it has connected"
+            server = serve(snapshots, kept.dup(), max_workers=2)
+            assert waiting.result(10) == []
+            server.stop(None).wait(10)
 
 
 def test_workers_end_with_the_server(snapshots: Snapshots, socket_path: Path) -> None:
-    server = serve(snapshots, socket_path, max_workers=2)
+    server = serve(snapshots, bind(socket_path), max_workers=2)
     with grpc.insecure_channel(f"unix://{socket_path}") as channel:
         made: Stub = snapshots_pb2_grpc.SnapshotsStub(channel)  # type: ignore[no-untyped-call]  # generated
         list(made.List(pb.ListSnapshotsRequest()))

@@ -10,6 +10,7 @@ import pytest
 
 from proto import cri_pb2
 from snapshotter.cri import ImageServiceProxy, Pulls
+from snapshotter.listening import bind
 from snapshotter.registry.passed import PassedCredentials
 from tests.snapshotter.cri.conftest import Fetch, Upstream
 
@@ -44,7 +45,7 @@ def kubelet(short: Path, upstream: Upstream, fetch: Fetch) -> Iterator[Kubelet]:
     passed = PassedCredentials()
     made: list[Kubelet] = []
     pulls = Pulls(passed, fetch.path, lambda: made[0].used)
-    proxy = ImageServiceProxy(short / "k.sock", upstream.path, pulls)
+    proxy = ImageServiceProxy(bind(short / "k.sock"), upstream.path, pulls)
     made.append(Kubelet(proxy, short / "k.sock", pulls, passed))
     yield made[0]
     made[0].channel.close()
@@ -132,7 +133,7 @@ def test_other_services_are_not_served(kubelet: Kubelet, upstream: Upstream) -> 
 
 
 def test_without_containerd_and_with_it_again(short: Path, fetch: Fetch) -> None:
-    proxy = ImageServiceProxy(short / "k.sock", short / "c.sock", Pulls(PassedCredentials(), fetch.path, list))
+    proxy = ImageServiceProxy(bind(short / "k.sock"), short / "c.sock", Pulls(PassedCredentials(), fetch.path, list))
     with grpc.insecure_channel(f"unix://{short}/k.sock") as channel:
         ask = channel.unary_unary("/runtime.v1.ImageService/ListImages", bytes, bytes)
         with pytest.raises(grpc.RpcError) as failed:

@@ -102,8 +102,9 @@ class Unproven:
 
     def mark(self, start: int, end: int, number: int) -> None:
         """The blocks come from this pack; 0: the layer itself has proven them. OSError when the disk refuses."""
-        if self._map is not None:
-            write_all(self._fd, bytes([number]) * (end - start), start)
+        marks = bytes([number]) * (end - start)
+        if self._map is not None and self._map[start:end] != marks:  # mostly 0 is what they say already
+            write_all(self._fd, marks, start)
 
     def _open(self) -> None:
         path, size = self._directory / "unproven", max(self._blocks, 1)

@@ -557,6 +557,8 @@ class LayerFetch:
 
     def _lacking_spans(self, start: int, end: int) -> Iterator[int]:
         """The spans that own a missing block of `[start, end)`."""
+        if self.files.has(start, end):  # of a set whose blocks another one has brought, nearly all
+            return
         starts, ends = self.index.spans.block_starts, self.index.spans.block_ends
         for span in range(max(bisect_right(starts, start) - 1, 0), len(starts)):
             if starts[span] >= end:

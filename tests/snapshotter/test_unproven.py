@@ -1,9 +1,11 @@
 """The notes of what hot packs brought: what another process finds, and what a power cut may leave of them."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from snapshotter import unproven as unproven_module
 from snapshotter.unproven import Pack, Unproven
 
 PACKS = [Pack(f"sha256:{digit * 64}", f"registry.test/{digit}", digit, "") for digit in "abc"]
@@ -33,6 +35,19 @@ def test_another_process_finds_the_same(tmp_path: Path, notes: Unproven) -> None
     for it in (found, notes):
         it.close()
         it.close()
+
+
+def test_what_the_notes_say_already_is_not_written_again(notes: Unproven, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, data: bytes, offset: int) -> None:
+        raise OSError(errno.ENOSPC, "a full disk")
+
+    monkeypatch.setattr(unproven_module, "write_all", refuse)
+    notes.mark(5, 9, 2)
+    notes.mark(10, 20, 0)
+    with pytest.raises(OSError, match="a full disk"):
+        notes.mark(8, 10, 2)
+    assert list(notes.runs()) == [(5, 10)]
+    notes.close()
 
 
 def test_a_layer_without_packs_has_no_files(tmp_path: Path) -> None:

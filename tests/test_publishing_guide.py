@@ -178,7 +178,7 @@ def test_the_guide(place: Place) -> None:
     assert "layer index" in verified and "linux/amd64" in verified
     reused = next(text for command, text in printed.items() if "--reuse" in command)
     assert "1 built, 1 reused" in reused
-    for repository in ("team/app", "prod/app", "site/app"):
+    for repository in ("team/app", "prod/app", "lab/app", "site/app"):
         assert place.found(f"registry.example/{repository}", "v1") == BOTH
     assert place.found("registry.example/team/indexes", "v1") == {(Kind.LAYER_INDEX, "")}
     assert place.found("registry.example/team/app", "v2") == {(Kind.LAYER_INDEX, "")}

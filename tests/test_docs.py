@@ -31,6 +31,7 @@ from scripts.rig.workspace import Workspace
 from snapshotter.config import Config
 from snapshotter.containerd.ordinary import OrdinaryLayers
 from tests.clients.cases import CASES, FETCH
+from tests.snapshotter.daemon import Daemon, make_layer, origin, write_index
 from tests.snapshotter.images import gzip_layer, write_layout
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -455,6 +456,33 @@ def test_named_options_exist() -> None:
         "fields of documents and logs, not options"
     )
     assert len(named & known) > 3
+
+
+@pytest.mark.system
+def test_the_fields_of_the_status(tmp_path: Path) -> None:
+    """Whatever a daemon with a layer tells is in the table, and of a layer nothing else is."""
+    layer = make_layer(2, 100_000)
+    write_index(tmp_path / "indexes", layer)
+    toml = f'[index]\nurl = "{tmp_path}/indexes"\n[publish]\nenabled = true\n'
+    with origin(layer) as registry, Daemon(tmp_path, registry, toml) as daemon:
+        daemon.prepare(layer)
+        status = daemon.status()
+    named: dict[str, set[str]] = {"": set()}
+    above = ""
+    for row in table(DOCS["operations.md"], "field", "meaning"):
+        names = set(re.findall(r"`(\w+)`", row[0]))
+        if row[0].startswith("…"):
+            named[above] |= names
+        else:
+            named[""] |= names
+            above = max(names)
+            named[above] = set(re.findall(r"`(\w+)`", row[1])) if len(names) == 1 else set()
+    assert set(status) <= named[""] and named[""] - set(status) == {"problem"}
+    for field, value in status.items():
+        for entry in (value if isinstance(value, list) else [value]) if value else []:
+            if isinstance(entry, dict):
+                assert set(entry) <= named[field], field
+    assert named["layers"] == set(status["layers"][0])
 
 
 def test_named_events_are_logged() -> None:

@@ -47,8 +47,9 @@ class IndexDirectory:
 
     @property
     def is_authentic(self) -> bool:
-        """Whether what comes is the operator's: by plain HTTP it can be anybody's on the way."""
-        return not self.location.lower().startswith("http://")
+        """Whether what comes is the operator's: by plain HTTP or FTP it can be anybody's on the way."""
+        hops = self.location.lower().split("::")  # fsspec chains storages: simplecache::http://
+        return not any(hop.startswith(("http://", "ftp://")) for hop in hops)
 
     def close(self) -> None:
         """Close the idle connections."""

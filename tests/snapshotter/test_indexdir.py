@@ -99,6 +99,22 @@ def test_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.get(DIGEST) is None
 
 
+@pytest.mark.parametrize(
+    ("location", "authentic"),
+    [
+        ("/srv/i", True),
+        ("https://h.test/i", True),
+        ("HTTP://h.test/i", False),
+        ("ftp://h.test/i", False),
+        ("simplecache::ftp://h.test/i", False),
+        ("memory://i", True),
+    ],
+)
+def test_what_anybody_on_the_way_could_have_written(location: str, authentic: bool) -> None:
+    with contextlib.closing(IndexDirectory(location, 1.0)) as found:
+        assert found.is_authentic is authentic
+
+
 @pytest.mark.parametrize("prefix", ["", "file://", "file://localhost"])
 def test_local_directory(tmp_path: Path, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / index_name(DIGEST)

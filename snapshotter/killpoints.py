@@ -106,6 +106,7 @@ POINTS = (
     "publish.put",
     "publish.state-written",
     # what outlives all others: `supervisor`, `supervise.kept`, `supervise.upgrade`
+    "supervisor.listening",
     "supervisor.storing",
     "supervisor.stored",
     "supervisor.forgetting",

@@ -14,6 +14,7 @@ from pathlib import Path
 from snapshotter.config import Config
 from snapshotter.errors import UserError
 from snapshotter.kernel import sdnotify
+from snapshotter.killpoints import reach
 from snapshotter.listening import bind, is_at
 
 __all__ = ["complete", "kept_of", "let_go", "taken", "wanted"]
@@ -42,6 +43,7 @@ def complete(paths: Mapping[str, Path], held: dict[str, int]) -> None:
             except (UserError, OSError) as error:
                 _log.error("socket.not_held socket=%s reason=%r", path, str(error))
             else:
+                reach("supervisor.listening")
                 sdnotify.store(name, held[name])
 
 

@@ -47,14 +47,27 @@ class Stack:
         self._serial = 0
 
     @contextlib.contextmanager
-    def running(self) -> Iterator["Stack"]:
-        """Started, and ended with the block."""
+    def running(self, dies: bool = False) -> Iterator["Stack"]:
+        """Started, and ended with the block; one that `dies` at its start is not waited for."""
         os.environ[VARIABLE] = str(self.armed)
         try:
-            with self.daemon:
+            try:
+                if dies:
+                    self.daemon.manager.__enter__()
+                else:
+                    self.daemon.start()
                 yield self
+            finally:
+                self.daemon.__exit__()
         finally:
             del os.environ[VARIABLE]
+
+    def start_after_death(self, point: str) -> None:
+        """The supervisor has died at the point, or does soon; the manager starts it again."""
+        self.require(point)
+        assert self.daemon.manager.process.wait(PATIENCE_S) == -signal.SIGKILL
+        self.daemon.manager.start()
+        self.daemon.manager.until("READY=1")
 
     # -- points ------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ request that it had noted and not answered is noted twice: only the first touch 
 crosses a page, so the kernel writes it whole or not at all.
 
 Whatever goes wrong with a log (disk full, log full at `LIMIT`, log gone) the block server sets FAILED and goes on: no
-reader ever notices, and the service throws the recording away. The file of bytes is written in full when it is made:
-a store through a mapping into a hole of a full disk would be SIGBUS.
+reader ever notices, and the service throws the recording away. The bytes are read through a mapping, and written by
+write(2): where the disk is full, a store through the mapping could be SIGBUS (see `blockstore`).
 """
 
 import contextlib
@@ -70,9 +70,28 @@ def create(directory: Path) -> None:
         temporary.rename(slots)
 
 
-def _mapped(directory: Path) -> mmap.mmap:
-    with (directory / "slots").open("r+b") as file:
-        return mmap.mmap(file.fileno(), _MAP_BYTES)
+class _Slots:
+    """The file of bytes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = os.open(directory / "slots", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(self._fd, _MAP_BYTES, access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __getitem__(self, place: int) -> int:
+        return self._map[place]
+
+    def __setitem__(self, place: int, value: int) -> None:
+        """OSError when the disk refuses."""
+        os.pwrite(self._fd, bytes([value]), place)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._map.close()
+        os.close(self._fd)
 
 
 def _path(directory: Path, slot: int) -> Path:
@@ -85,7 +104,8 @@ class Notes:
     def __init__(self, directory: Path) -> None:
         """`create` has made the directory."""
         self._directory = directory
-        self._slots = _mapped(directory)
+        self._slots = _Slots(directory)
+        self._broken: dict[int, int] = {}  # slot -> the opening whose log fails, where the disk takes no FAILED yet
         self._open: dict[int, tuple[int, int, int]] = {}  # slot -> (number of the opening, descriptor, bytes left)
 
     def close(self) -> None:
@@ -103,6 +123,8 @@ class Notes:
                 self._drop(slot)
             return
         try:
+            if self._broken.get(slot) == number:
+                raise OSError("reads are missing")
             opened, log, left = self._open.get(slot, (CLOSED, -1, 0))
             if opened != number:
                 log, left = self._reopened(slot, number)
@@ -113,9 +135,18 @@ class Notes:
                 raise OSError("it took a part of a record only")
             self._open[slot] = (number, log, left - len(record))
         except OSError as error:
+            self._fail(slot, number, error)
+
+    def _fail(self, slot: int, number: int, error: OSError) -> None:
+        self._drop(slot)
+        if self._broken.get(slot) != number:
             _log.error("record.log_failed slot=%02x error=%r", slot, str(error))
+        try:
             self._slots[slot] = FAILED
-            self._drop(slot)
+        except OSError:  # it is said with a later read
+            self._broken[slot] = number
+        else:
+            self._broken.pop(slot, None)
 
     def forget(self, node: int) -> None:
         """A private file is not in use any more: close the log of its slot if the service has. Never raises."""
@@ -164,14 +195,15 @@ class Logs:
     def __init__(self, directory: Path) -> None:
         """`create` has made the directory."""
         self._directory = directory
-        self._slots = _mapped(directory)
+        self._slots = _Slots(directory)
 
     def close(self) -> None:
         """Let go of the map; logs stay as they are."""
         self._slots.close()
 
     def open(self, slot: int) -> None:
-        """Have the block server note reads of the slot's files from now on, in an empty log."""
+        """Have the block server note reads of the slot's files from now on, in an empty log. OSError when the disk
+        refuses."""
         path = _path(self._directory, slot)
         path.unlink(missing_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -192,8 +224,10 @@ class Logs:
         return self._slots[slot] not in (CLOSED, FAILED)
 
     def stop(self, slot: int) -> None:
-        """Have no more noted. A note that is just being made may still come."""
-        self._slots[slot] = CLOSED
+        """Have no more noted. A note that is just being made may still come; and where the disk refuses a byte, all
+        that come until the slot is opened again, into a log that is deleted, up to `LIMIT`."""
+        with contextlib.suppress(OSError):
+            self._slots[slot] = CLOSED
 
     def delete(self, slot: int) -> None:
         """Delete the log; its space is free at once, also where the block server still has it open."""

@@ -154,6 +154,34 @@ def test_trouble_with_the_log_reaches_no_reader(
     reader.close()
 
 
+def test_where_not_even_a_byte_can_be_written_nobody_notices(
+    logs: Logs, notes: Notes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full btrfs. The recording fails as soon as that can be said."""
+    logs.open(7)
+
+    def refuse(*words: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(record_log.os, "write", refuse)
+        full.setattr(record_log.os, "pwrite", refuse)
+        for block in range(3):
+            notes.note(NODE, block, block + 1)
+        with pytest.raises(OSError, match="No space"):
+            logs.open(8)
+        logs.stop(7)
+        assert logs.is_open(7) and not logs.is_open(8)
+    assert len(caplog.records) == 1 and "record.log_failed" in caplog.text
+    notes.note(NODE, 3, 4)
+    assert logs.failed(7)
+    logs.open(7)
+    notes.note(NODE, 5, 6)
+    reader = logs.reader(7)
+    assert _blocks(reader) == [(5, 6)]
+    reader.close()
+
+
 def test_a_torn_record_is_no_record(logs: Logs, notes: Notes, directory: Path) -> None:
     logs.open(7)
     reader = logs.reader(7)

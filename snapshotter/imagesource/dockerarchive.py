@@ -15,20 +15,19 @@ from pathlib import Path
 
 from blockindex.model import Compression
 from blockindex.source import detect
-from snapshotter.errors import InvalidArgument, NotFound, Transient
+from snapshotter.errors import InvalidArgument, NotFound
 from snapshotter.imagesource.layout import REF_NAME
 from snapshotter.imagesource.model import ImageSource, PlatformImage
 from snapshotter.imagesource.platforms import platform_images
 from snapshotter.imagesource.sources import RegistryImage
 from snapshotter.imagesource.verified import checked_document
 from snapshotter.model import BlobSource, Digest
-from snapshotter.registry import Document, ImageRef, Platform, Registry, parse_digest, parse_reference
+from snapshotter.registry import Document, FileBlob, ImageRef, Platform, Registry, parse_digest, parse_reference
 
 __all__ = ["ARCHIVE_PREFIX", "open_archive"]
 
 ARCHIVE_PREFIX = "docker-archive:"
 _DOCUMENT_BYTES = 4 << 20
-_CHUNK_BYTES = 256 << 10
 _IMAGE_NAME = "io.containerd.image.name"
 
 
@@ -195,18 +194,7 @@ class _Archive:
     def stream(self, name: str, start: int, end: int | None) -> Generator[bytes]:
         """The bytes `[start, end)` of a file of the archive; Transient when the archive is shorter."""
         offset, size = self._place(name)
-        left = (size if end is None else end) - start
-        try:
-            with self._path.open("rb", buffering=0) as file:
-                file.seek(offset + start)
-                while left > 0:
-                    chunk = file.read(min(_CHUNK_BYTES, left))
-                    if not chunk:
-                        raise Transient(f"{self._path}: cut short inside {name}")
-                    left -= len(chunk)
-                    yield chunk
-        except OSError as error:
-            raise NotFound(f"{self._path}: {error.strerror}") from error
+        return FileBlob(self._path).stream(offset + start, offset + (size if end is None else end))
 
     def _place(self, name: str) -> tuple[int, int]:
         try:

@@ -25,6 +25,7 @@ PULL_WITHOUT_INDEX = ("fetch.streamed",)
 CONTAINER = ("service.dirs-made", "service.dirs-adopted")
 REMOVAL = ("service.committing", "service.committed", "service.discarded", "service.unmounted", "service.detached")
 CLEANUP = ("service.cleaning",)
+COPY = ("service.copying",)
 
 
 @pytest.mark.parametrize("point", PULL)
@@ -113,12 +114,13 @@ def test_another_image_of_the_same_layer(stack: Stack, new_layer: NewLayer) -> N
     stack.require_clean()
 
 
-def test_the_copy_of_the_store(stack: Stack, new_layer: NewLayer) -> None:
+@pytest.mark.parametrize("point", COPY)
+def test_the_copy_of_the_store(stack: Stack, new_layer: NewLayer, point: str) -> None:
     """It is made anew by the next service, over what was left."""
     layer = new_layer()
-    stack.arm("service.copying")
+    stack.arm(point)
     stack.prepare(layer)
-    stack.require("service.copying")
+    stack.require(point)
     stack.read(layer)
     stack.forget(layer)
     stack.require_clean()

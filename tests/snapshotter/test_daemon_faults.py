@@ -5,6 +5,7 @@ Each fault meets a layer of its own, all at the same time. docs/operations.md ha
 
 import errno
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,6 +76,12 @@ ANSWERED: dict[str, tuple[Action, str]] = {
     "nobody listens": (redirect("http://127.0.0.1:1/signed"), "refused"),
 }
 """Fault -> what the registry does, and what the log says of it."""
+TLS = {
+    "certificate": "certificate not trusted",
+    "no TLS": "SSL",
+    "silent TLS": "stalled: nothing received within the time-out",
+}
+"""The same, of hosts that the registry redirects to."""
 
 
 @dataclass
@@ -110,7 +117,7 @@ def site(home: Path) -> Iterator[Site]:
         used.add(request.path)
         return Status(403) if again else None
 
-    names = [*ANSWERED, "200 for a range", "expiring URL", "certificate", "no TLS"]
+    names = [*ANSWERED, "200 for a range", "expiring URL", *TLS]
     layers = {name: make_layer(files=2, size=300 << 10, seed=number) for number, name in enumerate(names)}
     signed = layers["expiring URL"].blob
     untrusted = Authority(home).server("127.0.0.1")
@@ -118,6 +125,7 @@ def site(home: Path) -> Iterator[Site]:
         origin(*layers.values()) as registry,
         RangeServer({f"/{number}": signed for number in range(100)}, expiring) as storage,
         RangeServer({"/signed": b""}, tls=untrusted) as secret,
+        socket.create_server(("127.0.0.1", 0)) as mute,
     ):
         actions: dict[str, Callable[[Request], Action | None]] = {
             name: _always(action) for name, (action, _) in ANSWERED.items()
@@ -126,6 +134,7 @@ def site(home: Path) -> Iterator[Site]:
         actions["expiring URL"] = lambda request: redirect(f"{storage.url}/{request.number}", 302)
         actions["certificate"] = lambda request: redirect(f"{secret.url}/signed")
         actions["no TLS"] = lambda request: redirect(f"https://{storage.host}/signed")
+        actions["silent TLS"] = lambda request: redirect(f"https://127.0.0.1:{mute.getsockname()[1]}/signed")
         there = Site(registry, layers, actions)
         registry.behaviour = there.behave
         yield there
@@ -161,7 +170,7 @@ def test_each_fault_is_named_and_leaves_nothing_behind(tmp_path: Path, capfd: py
             mounts = {name: daemon.root / "m" / node_name(layer.digest) for name, layer in there.layers.items()}
             readers = {name: reader("read", mount / "f0000") for name, mount in mounts.items()}
             failing = {name: words for name, (_, words) in ANSWERED.items()}
-            failing |= {"certificate": "certificate not trusted", "no TLS": "SSL|TLS"}
+            failing |= TLS
             for name, words in failing.items():
                 line = log.until(f"fetch.failed layer={there.layers[name].digest} .*attempt=2 ")
                 form = rf"spans=\d+-\d+ bytes=\d+-\d+ lane=demand attempt=2 error=.*({words})"

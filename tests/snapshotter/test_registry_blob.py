@@ -3,10 +3,13 @@
 import contextlib
 import hashlib
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -149,6 +152,35 @@ def test_nobody_listens() -> None:
         server.close()
         with pytest.raises(Transient, match=f"bytes .0, 10. at {server.host}: .*refused"):
             read(blob, 0, 10)
+
+
+_ASK = f"""
+import socket
+from snapshotter.config import RegistryConfig
+from snapshotter.errors import Transient
+from snapshotter.registry import Registry
+registry = Registry(RegistryConfig(connect_timeout_s=60.0))
+for server in (None, socket.socket(socket.AF_INET, socket.SOCK_DGRAM)):
+    if server:
+        server.bind(("127.0.0.1", 53))
+    try:
+        next(registry.blob("registry.test/team/app:1", "{DIGEST}").stream(0, 10))
+    except Transient as error:
+        print(error)
+"""
+
+
+@pytest.mark.system
+def test_a_name_server_that_is_down_or_silent(tmp_path: Path) -> None:
+    """It takes what resolv.conf allows, whatever our time-outs are."""
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+    setup = f"ip link set lo up && mount --bind {tmp_path}/resolv.conf /etc/resolv.conf"
+    inside = ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", f'{setup} && exec "$@"', "sh"]
+    done = subprocess.run([*inside, sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=50)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    for line in lines:
+        assert "bytes [0, 10) at registry.test: " in line and "Temporary failure in name resolution" in line
 
 
 def test_dead_kept_alive_connections_are_replaced_silently() -> None:

@@ -19,6 +19,7 @@ from snapshotter.registry.blob import RegistryBlob
 from snapshotter.registry.hotfile import HotFile, HotStream
 from snapshotter.registry.indexdir import MAX_INDEX_BYTES
 
+from .blobparts import fetch_parts, parts_of
 from .lookup import Judged
 
 __all__ = ["OpenBlob", "hot_file", "index_bytes"]
@@ -38,9 +39,11 @@ def index_bytes(
 ) -> bytes | None:
     """The encoded index of the layer out of a layer index artifact; None where it has none of this layer. Takes at most
     `timeout_s` and a second for each MB that came, and as long as the registry may stall."""
-    for blob in judged.found.artifact.blobs:
+    blobs = judged.found.artifact.blobs
+    for blob in blobs:
         if blob.layer == layer:
-            return _whole(open_blob, judged, blob, MAX_INDEX_BYTES, timeout_s, clock)
+            together = sum(other.size for other in blobs)
+            return _whole(open_blob, judged, blob, MAX_INDEX_BYTES, timeout_s, clock, together)
     return None
 
 
@@ -72,26 +75,50 @@ def hot_file(
         stream = source.stream(start, end)
         return HotStream(start, end, stream, stream.close)
 
-    return HotFile(judged.where, head.size, None, ask, verdict.key, head, doubt)
+    def is_far() -> bool:
+        return isinstance(source, RegistryBlob) and source.is_far
+
+    return HotFile(judged.where, head.size, None, ask, verdict.key, head, doubt, is_far)
 
 
 def _whole(
-    open_blob: OpenBlob, judged: Judged, blob: Blob, most: int, timeout_s: float, clock: Callable[[], float]
+    open_blob: OpenBlob,
+    judged: Judged,
+    blob: Blob,
+    most: int,
+    timeout_s: float,
+    clock: Callable[[], float],
+    together: int = 0,
 ) -> bytes:
-    """The blob's bytes; its digest is checked."""
+    """The blob's bytes; its digest is checked. `together`: bytes of all blobs that are asked for at the same time."""
     if blob.data:  # it came with the manifest, and was checked with that
         return blob.data
     if blob.size > most:
         raise InvalidArgument(f"blob {blob.digest} has {blob.size} bytes, more than {most}")
     deadline = clock() + timeout_s
-    data = bytearray()
-    with closing(open_blob(str(judged.found.repository), blob.digest).stream(0, None)) as chunks:
-        for chunk in chunks:
-            data += chunk
-            if len(data) > blob.size:
-                break
-            if clock() > deadline + len(data) / _MIN_BYTES_PER_S:
-                raise Transient(f"blob {blob.digest}: only {len(data)} bytes within {timeout_s} s")
+    source = open_blob(str(judged.found.repository), blob.digest)
+
+    def came(size: int) -> None:
+        if clock() > deadline + size / _MIN_BYTES_PER_S:
+            raise Transient(f"blob {blob.digest}: only {size} bytes within {timeout_s} s")
+
+    data: bytes | None = None
+    if isinstance(source, RegistryBlob) and source.is_far and (parts := parts_of(blob.size, together)) > 1:
+        data = fetch_parts(source, blob.size, parts, came)
+    if data is None:
+        data = _in_one(source, blob.size, came)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != blob.digest:
         raise InvalidArgument(f"blob {blob.digest}: what came is something else ({len(data)} bytes)")
+    return data
+
+
+def _in_one(source: BlobSource, size: int, came: Callable[[int], None]) -> bytes:
+    """The blob's bytes by one request, and little more than `size` of them."""
+    data = bytearray()
+    with closing(source.stream(0, None)) as chunks:
+        for chunk in chunks:
+            data += chunk
+            if len(data) > size:
+                break
+            came(len(data))
     return bytes(data)

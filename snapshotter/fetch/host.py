@@ -47,6 +47,7 @@ class Host:
         self._serial = itertools.count()
         self._changed = threading.Condition()
         self._urgent = 0
+        self._pulls = 0  # of these: work that no reader waits for, but a pull
         self._prefetches = 0
         self._pause_until = 0.0  # monotonic seconds
         self._last_urgent = -_QUIET_S
@@ -65,6 +66,11 @@ class Host:
             if self._running[lane] < self._limits[lane]:
                 self._start_thread(lane)
             self._changed.notify_all()
+
+    def widen(self, lane: Lane, threads: int) -> None:
+        """From now on the lane has this many threads, if they are more than before."""
+        with self._changed:
+            self._limits[lane] = max(self._limits[lane], threads)
 
     def tend(self) -> None:
         """Try again to start the threads that the system refused; to be called now and then."""
@@ -114,12 +120,17 @@ class Host:
 
     @contextmanager
     def hurry(self) -> Iterator[None]:
-        """The block is work that a reader, or a pull, waits for."""
-        self.urge(+1)
+        """The block is work that a pull waits for."""
+        self._pulls_wait(+1)
         try:
             yield
         finally:
-            self.urge(-1)
+            self._pulls_wait(-1)
+
+    def _pulls_wait(self, change: int) -> None:
+        with self._changed:
+            self._pulls += change
+        self.urge(change)
 
     def prefetch(self, change: int, served: bool = False) -> None:
         """`change` more (or fewer) images whose hot blocks are on their way. After one whose blocks have come
@@ -131,8 +142,9 @@ class Host:
                 self._pause_until = time.monotonic() + _AFTER_HOT_S
             self._changed.notify_all()
 
-    def give_way(self, lane: Lane) -> None:
-        """Return when nothing more urgent than `lane` goes on; readers are waited for with patience only."""
+    def give_way(self, lane: Lane, beside_pulls: bool = False) -> None:
+        """Return when nothing more urgent than `lane` goes on; readers are waited for with patience only. What goes on
+        `beside_pulls` waits for readers alone."""
         patience_s = _PATIENCE_S if lane is Lane.BACKGROUND else _HOT_PATIENCE_S
         quiet_s = _QUIET_S if lane is Lane.BACKGROUND else 0.0
         give_up = time.monotonic() + patience_s
@@ -142,7 +154,8 @@ class Host:
                 if lane is Lane.BACKGROUND and (self._prefetches or now < self._pause_until):
                     self._changed.wait(None if self._prefetches else self._pause_until - now)
                     continue
-                until = give_up if self._urgent else min(self._last_urgent + quiet_s, give_up)
+                urgent = self._urgent - (self._pulls if beside_pulls else 0)
+                until = give_up if urgent else min(self._last_urgent + quiet_s, give_up)
                 if until <= now:
                     return
                 self._changed.wait(until - now)

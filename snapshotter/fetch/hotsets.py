@@ -53,6 +53,7 @@ class Prefetches:
         layer_of: Callable[[Digest], LayerFetch | None],
         layers_of: Callable[[str], Sequence[Digest]],
         streams: int,
+        far_streams: int = 0,
     ) -> None:
         """See `Prefetch`; `host_of` gives an image's host, `layers_of` its layers by asking the registry, none
         where it does not say."""
@@ -61,6 +62,7 @@ class Prefetches:
         self._layer_of = layer_of
         self._layers_of = layers_of
         self._streams = streams
+        self._far_streams = far_streams
         self._lock = threading.Lock()
         self._turns = threading.RLock()  # one that goes on may end at once, and its end is a turn again
         self._known: dict[tuple[str, str], Prefetch] = {}
@@ -88,7 +90,10 @@ class Prefetches:
             host = self._host_of(image)
             finder = finder or self._finder
             turns, covered = self._take_turns, partial(self._brought_by_default, key)
-            prefetch = Prefetch(image, layers, host, finder, self._layer_of, self._streams, workload, turns, covered)
+            widths = self._streams, self._far_streams
+            prefetch = Prefetch(
+                image, layers, host, finder, self._layer_of, widths[0], workload, turns, covered, widths[1]
+            )
             self._known.pop((key, workload), None)
             self._known[(key, workload)] = prefetch
             for old in list(self._known)[:-_REMEMBERED]:

@@ -5,7 +5,7 @@ not trusted still says which blocks are hot: extents decide only what is fetched
 no other is found, it is used as a set without bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from blockindex.errors import BlockIndexError
 from blockindex.hotset import HotSet
@@ -25,7 +25,16 @@ __all__ = ["HotSources", "Registries"]
 class Registries:
     """Hot sets of registries. Thread-safe."""
 
-    def __init__(self, lookup: Lookup, images: Images, open_blob: OpenBlob, timeout_s: float) -> None:
+    def __init__(
+        self,
+        lookup: Lookup,
+        images: Images,
+        open_blob: OpenBlob,
+        timeout_s: float,
+        expect: Callable[[str], None] = lambda image: None,
+    ) -> None:
+        """`expect(image)` is told that the blobs of a hot set will be asked for next (`Registry.expect`)."""
+        self._expect = expect
         self._lookup = lookup
         self._images = images
         self._open_blob = open_blob
@@ -36,6 +45,7 @@ class Registries:
 
     def ask(self, image: str, key: str, workload: str) -> Iterator[Judged]:
         """Begin to look; see Lookup."""
+        self._expect(image)
         return self._lookup.ask(image, key, Kind.HOT_SET, workload, self._images.manifest(image, key))
 
     def best(self, answers: Iterator[Judged]) -> HotFile | None:

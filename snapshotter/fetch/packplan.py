@@ -2,8 +2,9 @@
 
 Frames go QUEUED -> ASKED -> LANDED, or are DROPPED when they are given up, or are never wanted. Queued frames lie in
 *segments*, byte ranges that one request brings, short ones first: the first frames should not wait for a long answer,
-and later ones should not cost a round trip each. A reader that waits for a queued frame has it brought forward: its
-segment is cut before the frame, and the later part goes to the front.
+and later ones should not cost a round trip each. At a far host many connections share the segments, and each brings
+what TCP lets it: there the last ones are short again, so that none is left alone with a long one. A reader that waits
+for a queued frame has it brought forward: its segment is cut before the frame, and the later part goes to the front.
 
 Invariants: every wanted byte is in exactly one segment that is queued or under way, or has come; a request that breaks
 off is resumed where it stopped; so nothing is fetched twice. Thread-safe; one lock, held for moments.
@@ -21,6 +22,9 @@ __all__ = ["PackPlan", "Segment"]
 
 _FIRST = 256 << 10
 _MOST = 2 << 20
+_FAR_FIRST = (128 << 10, 256 << 10, 512 << 10, 512 << 10)  # are asked for at once, and come side by side
+_FAR_SHARE = 8  # then this part of what is left
+_FAR_LEAST, _FAR_MOST = 256 << 10, 1 << 20
 
 _UNWANTED, _QUEUED, _ASKED, _LANDED, _DROPPED = range(5)
 
@@ -37,10 +41,12 @@ class Segment:
 
 
 class PackPlan:
-    """Brings the frames `wanted` (numbers) of `pack`, of which the bytes before `streaming_to` are on their way."""
+    """Brings the frames `wanted` (numbers) of `pack`, of which the bytes before `streaming_to` are on their way. `far`:
+    from a far host (`registry.distance`)."""
 
-    def __init__(self, pack: HotPack, wanted: Container[int], streaming_to: int) -> None:
+    def __init__(self, pack: HotPack, wanted: Container[int], streaming_to: int, far: bool = False) -> None:
         self.pack = pack
+        self._far = far
         self._lock = threading.Lock()
         self._offsets = [frame.offset for frame in pack.frames]
         self._states = [_QUEUED if number in wanted else _UNWANTED for number in range(len(pack.frames))]
@@ -60,11 +66,13 @@ class PackPlan:
 
     def _cut(self, streaming_to: int) -> None:
         """Queue what the first stream does not bring."""
-        size = _FIRST
+        left = sum(frame.size for frame, state in zip(self.pack.frames, self._states, strict=True) if state == _QUEUED)
+        size = self._size(0, left)
         for number, frame in enumerate(self.pack.frames):
             if self._states[number] != _QUEUED:
                 continue
             end = frame.offset + frame.size
+            left -= frame.size
             if frame.offset < streaming_to:
                 self._states[number] = _ASKED  # the first stream brings its beginning at least
                 if end <= streaming_to:
@@ -74,8 +82,17 @@ class PackPlan:
             if last is not None and last.end == start and end - last.start <= size:
                 last.end = end
             else:
-                size = min(2 * size, _MOST) if last is not None else size
+                size = self._size(len(self._queue), left + frame.size)
                 self._queue.append(Segment(start, end))
+
+    def _size(self, number: int, left: int) -> int:
+        """Most bytes of the segment with this number, which is cut from the `left` last bytes; it is longer only where
+        a single frame is."""
+        if not self._far:
+            return min(_FIRST << min(number, 8), _MOST)
+        if number < len(_FAR_FIRST):
+            return _FAR_FIRST[number]
+        return min(max(left // _FAR_SHARE, _FAR_LEAST), _FAR_MOST)
 
     def take(self) -> Segment | None:
         """The next bytes to ask for, None when all have been."""

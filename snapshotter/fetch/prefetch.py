@@ -26,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from enum import Enum
+from functools import partial
 from itertools import chain
 from threading import Condition
 from typing import Any, Protocol
@@ -102,9 +103,11 @@ class Prefetch:
         workload: str = DEFAULT_WORKLOAD,
         changed: Callable[[str], None] = lambda key: None,
         covered: Callable[[HotSet], bool] = lambda hotset: False,
+        far_streams: int = 0,
     ) -> None:
         """`image`: the reference by which it is pulled. `layer_of` gives a layer that is in the store, None for one
-        that is not (yet); `streams` bounds requests at once; `changed(key)` is called when a set has been found, and at
+        that is not (yet); `streams` bounds requests at once, `far_streams` those for a pack at a far host, if that is
+        more; `changed(key)` is called when a set has been found, and at
         the end; `covered(hotset)` tells whether another prefetch brings all of a set that was found."""
         self.key = image_key(layers)
         self.workload = workload
@@ -116,6 +119,9 @@ class Prefetch:
         self._finder = finder
         self._layer_of = layer_of
         self._streams = streams
+        self._width = streams  # requests for frames at once
+        self._is_far = False  # the host that has the frames
+        self._far_streams = far_streams
         self._lock = Condition()
         self._began_at = time.monotonic()
         self._layers: dict[int, LayerFetch] = {}  # that are in the store, by position in `_digests`
@@ -220,7 +226,7 @@ class Prefetch:
             self._begin_work()
             if plan is not None and segment is not None:  # gives way to nobody: the container's first blocks
                 self._fetch(plan, segment)
-                self._host.submit(Lane.HOT, self._guarded(self._work))
+                self._go_on()
 
     def _end_of_patience(self) -> None:
         if self.state is State.LOOKING:
@@ -241,7 +247,7 @@ class Prefetch:
                         if plan is not None:
                             segment = Segment(pack.head_size, stream.end)
                             self._pour(plan, segment, chain([reader.rest], self._counted(stream)))
-                            self._host.submit(Lane.HOT, self._guarded(self._work))
+                            self._go_on()
                         return
             if position != stream.end or position >= min(file.size, MAX_HEAD + PROLOGUE_SIZE):
                 raise Corrupt("head", "the file ends before its head does")
@@ -267,7 +273,11 @@ class Prefetch:
             self._bring_spans()
             return None
         wanted = {number for number, frame in enumerate(pack.frames) if self._absent(range(frame.first, frame.last))}
-        plan = PackPlan(pack, wanted, streaming_to)
+        self._is_far = self._far_streams > self._streams and file.is_far()
+        if self._is_far:
+            self._width = self._far_streams
+            self._host.widen(Lane.HOT, self._width)
+        plan = PackPlan(pack, wanted, streaming_to, self._is_far)
         with self._lock:
             if self._is_over():
                 return None
@@ -289,9 +299,10 @@ class Prefetch:
         return plan
 
     def _begin_work(self) -> None:
-        """Further requests, beside the one that the caller has."""
-        for _ in range(self._streams - 1 if self._plan is not None else 0):
-            self._host.submit(Lane.HOT, self._guarded(self._work))
+        """Further requests, beside the one that the caller has. Of a far host's half begin at once: while all
+        connections begin slow the wire has room beside the indexes, whose connections the other half takes over."""
+        for number in range(1, self._width if self._plan is not None else 0):
+            self._host.submit(Lane.HOT, self._guarded(partial(self._work, self._is_far and number < self._width // 2)))
 
     def _take_set(self, hotset: HotSet) -> bool:
         """Use this set from now on; whether there is anything to it."""
@@ -332,14 +343,18 @@ class Prefetch:
 
     # -- by frames ---------------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _work(self, beside_pulls: bool) -> None:
         """Ask for one segment, and come back for the next one: look-ups for other images wait in the same lane."""
-        self._host.give_way(Lane.HOT)
+        self._host.give_way(Lane.HOT, beside_pulls)
         plan = None if self._stands_back else self._plan
         segment = plan.take() if plan is not None else None
         if plan is not None and segment is not None:
             self._fetch(plan, segment)
-            self._host.submit(Lane.HOT, self._guarded(self._work))
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """One more request after those that are under way, if something is left."""
+        self._host.submit(Lane.HOT, self._guarded(partial(self._work, self._is_far)))
 
     def _fetch(self, plan: PackPlan, segment: Segment, urgent: bool = False) -> None:
         file = self._file
@@ -397,7 +412,7 @@ class Prefetch:
 
         def try_again() -> None:
             plan.put_back(segment)
-            self._work()
+            self._work(self._is_far)
 
         if again:
             self._host.submit(Lane.HOT, self._guarded(try_again), delay_s)
@@ -552,8 +567,8 @@ class Prefetch:
             return
         frames = enumerate(plan.pack.frames)  # the other has brought some of what this one was to bring
         plan.skip([number for number, frame in frames if not self._absent(range(frame.first, frame.last))])
-        for _ in range(self._streams):
-            self._host.submit(Lane.HOT, self._guarded(self._work))
+        for _ in range(self._width):
+            self._go_on()
         self._check_over()
 
     def brings(self, hotset: HotSet) -> bool:

@@ -39,7 +39,12 @@ class Sources:
         self._indexdir = IndexDirectory(config.index.url, config.index.timeout_s) if config.index.url else None
         self.indexes = Indexes(self._indexdir, self.lookup, self.images, registry.blob, timeout_s)
         self._hotdir = HotDirectory(config.hotset.url, config.hotset.timeout_s) if config.hotset.url else None
-        registries = Registries(self.lookup, self.images, registry.blob, timeout_s)
+
+        def expect(image: str) -> None:
+            if config.lookup.registry:
+                registry.expect(image, config.hotset.far_streams)
+
+        registries = Registries(self.lookup, self.images, registry.blob, timeout_s, expect)
         self.hot = HotSources(HotStore(config.root_path), self._hotdir, registries)
 
     def __repr__(self) -> str:

@@ -123,8 +123,7 @@ class Registry:
         `optional` need not be there: an endpoint without it is asked first for other things all the same.
         """
         by_digest = path.rpartition("/")[2].startswith("sha256:")
-        configured = self._hosts.endpoints(image.host)
-        able = [one for one in configured if (one.pulls if by_digest else one.resolves)]
+        able = self._able(image, by_digest)
         if not able:
             raise NotFound(
                 f"{what}: no host is configured that may be asked for {'contents' if by_digest else 'a tag'}"
@@ -177,6 +176,31 @@ class Registry:
     def blame(self, endpoint: Endpoint, image: ImageRef, error: SnapshotterError) -> None:
         """`endpoint` has failed `image`, perhaps in the middle of an answer: ask others before it, for a while."""
         self._standing.failed(endpoint, f"{image.host}/{image.repository}", error)
+
+    def expect(self, image_ref: str, requests: int) -> None:
+        """So many requests for contents of the image's repository are about to be made at once: where its host is far,
+        the connections are opened beside what is asked before. Never raises, waits for nothing."""
+        try:
+            endpoint = self._first(parse_reference(image_ref))
+        except SnapshotterError:
+            return
+        if endpoint is not None:
+            self.transport.expect(endpoint.url, requests, endpoint.line)
+
+    def is_far(self, image: ImageRef) -> bool:
+        """Whether who is asked first for contents of the repository is far; False while that is not known."""
+        endpoint = self._first(image)
+        return endpoint is not None and self.transport.is_far(endpoint.url)
+
+    def _first(self, image: ImageRef) -> Endpoint | None:
+        """Who would be asked first for contents."""
+        able = self._able(image, by_digest=True)
+        return next(iter(self._standing.order(able, f"{image.host}/{image.repository}")), None)
+
+    def _able(self, image: ImageRef, by_digest: bool) -> list[Endpoint]:
+        """Who may be asked for contents by digest, or for what a tag means, in the configured order."""
+        configured = self._hosts.endpoints(image.host)
+        return [one for one in configured if (one.pulls if by_digest else one.resolves)]
 
     def _get(
         self, endpoint: Endpoint, method: str, image: ImageRef, path: str, headers: dict[str, str], what: str

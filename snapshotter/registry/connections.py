@@ -1,11 +1,19 @@
 """Connections for `transport`: requests' HTTPAdapter with our sockets, our TLS contexts, and a sign of dead ones.
 
+Where many requests at once are expected of a far host (`distance`), connections are opened ahead: as soon as the first
+one has told how far the host is, the others are opened beside the first request, not after it. So they are there when
+its answer says what to ask for.
+
 Knows urllib3's and http.client's connections; must not know what is asked over them. All that is below the public
 surface of requests lies in this file.
 """
 
 import http.client
+import logging
 import socket
+import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +22,15 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from snapshotter.registry.distance import Distances, connect_time_s
+from snapshotter.registry.places import Places
+
 __all__ = ["Adapter", "StaleConnection"]
+
+
+_log = logging.getLogger(__name__)
+
+_WAIT_S = 5.0  # for a connection that is being opened already
 
 
 class StaleConnection(Exception):
@@ -23,17 +39,40 @@ class StaleConnection(Exception):
 
 
 class _WatchedMixin:
-    """Tells a dead kept-alive connection (repeat) from a fresh one that is refused or reset (do not)."""
+    """Tells a dead kept-alive connection (repeat) from a fresh one that is refused or reset (do not); one that was
+    opened ahead counts as kept alive. Says how far the other side is."""
 
     _answered = False
+    _is_unused = False
+    proxy: Any
+    sock: socket.socket | None
+    told: Callable[[float], None]  # is called with the round trip, in seconds, once TCP is connected
 
     def connect(self) -> None:
-        self._answered = False
+        self._answered = self._is_unused = False
         super().connect()  # type: ignore[misc]  # the mixin stands before an HTTPConnection
+
+    def connect_ahead(self) -> None:
+        """Connect, with no request to send yet."""
+        self.connect()
+        self._answered = self._is_unused = True
+
+    @property
+    def is_connected(self) -> bool:
+        """urllib3 takes an idle connection that can be read from for dead. In one that was opened ahead TLS 1.3 has
+        left session tickets to be read; if it is dead, `getresponse` tells."""
+        return self.sock is not None if self._is_unused else super().is_connected  # type: ignore[misc]  # as above
+
+    def _new_conn(self) -> socket.socket:
+        sock: socket.socket = super()._new_conn()  # type: ignore[misc]  # as above
+        if self.proxy is None:
+            self.told(connect_time_s(sock))
+        return sock
 
     def getresponse(self) -> urllib3.HTTPResponse:
         """Here a dead connection is met, also if it was dead while the request was sent: urllib3 then looks for an
         answer all the same, for a server may refuse a body before it has come to its end."""
+        self._is_unused = False
         try:
             response: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]  # as above
         except (http.client.RemoteDisconnected, ConnectionError) as exc:
@@ -52,11 +91,79 @@ class _WatchedHTTPS(_WatchedMixin, HTTPSConnection):  # type: ignore[misc]  # as
     pass
 
 
-class _HTTPPool(urllib3.HTTPConnectionPool):
+class _PoolMixin:
+    """Opens connections ahead when many requests are expected of a far host. Nothing of this is done for a proxy's."""
+
+    QueueCls = Places
+    scheme: str
+    host: str
+    port: int | None
+    pool: Places | None
+
+    def __init__(self, *args: Any, distances: Distances, **kwargs: Any) -> None:
+        self._distances = distances
+        self._expected = 0
+        self._connect_timeout_s = _WAIT_S
+        super().__init__(*args, **kwargs)
+
+    @property
+    def _origin(self) -> tuple[str, str | None, int]:
+        return self.scheme, self.host, self.port or (443 if self.scheme == "https" else 80)
+
+    def expect(self, requests: int, connect_timeout_s: float) -> None:
+        """So many requests are about to be made at once: see the module."""
+        self._connect_timeout_s = connect_timeout_s
+        self._expected = requests
+        if self._distances.is_known(self._origin):
+            self._open_ahead()
+
+    def _told(self, round_trip_s: float) -> None:
+        self._distances.note(self._origin, round_trip_s)
+        self._open_ahead()
+
+    def _open_ahead(self) -> None:
+        requests, self._expected = self._expected, 0
+        places = self.pool
+        if places is None or not requests or not self._distances.is_far(self._origin):
+            return
+        count = places.reserve(requests)
+        for _ in range(count):
+            thread = threading.Thread(target=self._open, args=(places,), name=f"connect-{self.host}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread: whoever needs a connection opens it
+                places.opened(None)
+
+    def _open(self, places: Places) -> None:
+        connection = self._new_conn()
+        connection.timeout = self._connect_timeout_s
+        try:
+            connection.connect_ahead()
+        except Exception as error:  # whatever it is: who needs a connection will open one, and meet it
+            _log.debug("connection.failed host=%s error=%r", self.host, str(error))
+            connection.close()
+            connection = None
+        places.opened(connection)
+        if self.pool is None and connection is not None:  # closed meanwhile
+            connection.close()
+
+    def _new_conn(self) -> Any:
+        connection = super()._new_conn()  # type: ignore[misc]  # the mixin stands before an HTTPConnectionPool
+        connection.told = self._told
+        return connection
+
+    def _get_conn(self, timeout: float | None = None) -> Any:
+        places = self.pool
+        if places is not None:
+            places.wait(self._connect_timeout_s)
+        return super()._get_conn(timeout)  # type: ignore[misc]  # as above
+
+
+class _HTTPPool(_PoolMixin, urllib3.HTTPConnectionPool):  # type: ignore[misc]  # narrower types, same objects
     ConnectionCls = _WatchedHTTP
 
 
-class _HTTPSPool(urllib3.HTTPSConnectionPool):
+class _HTTPSPool(_PoolMixin, urllib3.HTTPSConnectionPool):  # type: ignore[misc]  # as above
     ConnectionCls = _WatchedHTTPS
 
     def _validate_conn(self, conn: Any) -> None:
@@ -73,6 +180,7 @@ class Adapter(HTTPAdapter):
     """
 
     def __init__(self, connections: int) -> None:
+        self.distances = Distances()
         self._socket_options: list[tuple[int, int, int]] = [
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -82,11 +190,23 @@ class Adapter(HTTPAdapter):
     def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **kwargs: Any) -> None:
         kwargs["socket_options"] = self._socket_options
         super().init_poolmanager(connections, maxsize, block, **kwargs)
-        _watch_pools(self.poolmanager)
+        self._watch_pools(self.poolmanager)
 
     def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
         kwargs["socket_options"] = self._socket_options
-        return _watch_pools(super().proxy_manager_for(proxy, **kwargs))
+        return self._watch_pools(super().proxy_manager_for(proxy, **kwargs))
+
+    def expect(self, request: requests.PreparedRequest, verify: Any, count: int, connect_timeout_s: float) -> None:
+        """About `count` requests like this one are to be made at once, to nobody's proxy: see the module."""
+        pool: Any = self.get_connection_with_tls_context(request, verify)
+        pool.expect(count, connect_timeout_s)
+
+    def _watch_pools(self, manager: Any) -> Any:
+        classes = {"http": _HTTPPool, "https": _HTTPSPool}
+        manager.pool_classes_by_scheme = {
+            scheme: partial(pool, distances=self.distances) for scheme, pool in classes.items()
+        }
+        return manager
 
     def close(self) -> None:
         """Close all idle connections now; urllib3 by itself waits until nobody refers to the pool any more."""
@@ -104,8 +224,3 @@ class Adapter(HTTPAdapter):
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
         """Nothing to do: the TLS context holds the trust."""
-
-
-def _watch_pools(manager: Any) -> Any:
-    manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
-    return manager

@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, cast
 from urllib.parse import urljoin, urlsplit
@@ -229,6 +229,22 @@ class Transport:
             reply.finish()
             hop = _next_hop(hop, location, what)
         raise Transient(f"{what}: more than {_MAX_HOPS} redirects, the last to {urlsplit(hop).netloc}")
+
+    def expect(self, url: str, requests_at_once: int, line: Line = DIRECT) -> None:
+        """So many requests to the host of `url` are about to be made at once. If it is far, connections for them are
+        opened now, or as soon as that is known; no more than may be under way. Does no I/O itself, and never raises."""
+        host = urlsplit(url).netloc
+        with suppress(SnapshotterError), _translated(f"connecting ahead to {host}"):
+            if self._proxies_for(url, host):
+                return
+            context = self._tls.get(line.tls) if url.startswith("https:") else None
+            request = requests.Request("GET", url).prepare()
+            timeout_s = line.connect_timeout_s or self._timeout[0]
+            self._adapter.expect(request, context, min(requests_at_once, self._connections), timeout_s)
+
+    def is_far(self, url: str) -> bool:
+        """Whether a round trip to the host of `url` is long (`distance.FAR_S`); False while that is not known."""
+        return self._adapter.distances.is_far(origin(url))
 
     def _send(
         self,

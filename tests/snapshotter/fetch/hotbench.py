@@ -90,7 +90,12 @@ class HotBench:
     """See the module."""
 
     def __init__(
-        self, root: Path, layers: Sequence[Layer], streams: int = 2, there: Sequence[int] | None = None
+        self,
+        root: Path,
+        layers: Sequence[Layer],
+        streams: int = 2,
+        there: Sequence[int] | None = None,
+        far_streams: int = 0,
     ) -> None:
         """The layers `there` (default: all) are in the store from the beginning."""
         self.layers = list(layers)
@@ -109,6 +114,7 @@ class HotBench:
         self.prefetches: list[Prefetch] = []
         self._root = root
         self._streams = streams
+        self._far_streams = far_streams
         for number in range(len(layers)) if there is None else there:
             self.come_in(number)
 
@@ -185,10 +191,12 @@ class HotBench:
         self.pack = FakeBlob(data, chunk=16 << 10)
         self.finder.open_file = self._open
 
-    def publish_with_known_head(self, hotset: HotSet, doubt: str = "") -> HotPack:
-        """A registry has a pack of the set: its head comes with the look-up."""
+    def publish_with_known_head(self, hotset: HotSet, doubt: str = "", far: bool = False) -> HotPack:
+        """A registry has a pack of the set: its head comes with the look-up. It may be far."""
         pack = self.publish(hotset)
-        self.finder.open_file = lambda: HotFile("fake", pack.size, None, self._stream, head=pack, doubt=doubt)
+        self.finder.open_file = lambda: HotFile(
+            "fake", pack.size, None, self._stream, head=pack, doubt=doubt, is_far=lambda: far
+        )
         return pack
 
     def _open(self) -> HotFile:
@@ -205,7 +213,13 @@ class HotBench:
 
     def prefetch(self, layers: Sequence[Digest] | None = None, finder: Finder | None = None) -> Prefetch:
         prefetch = Prefetch(
-            IMAGE, layers or self.digests, self.host, finder or self.finder, self.layer_of, self._streams
+            IMAGE,
+            layers or self.digests,
+            self.host,
+            finder or self.finder,
+            self.layer_of,
+            self._streams,
+            far_streams=self._far_streams,
         )
         self.prefetches.append(prefetch)
         return prefetch

@@ -230,3 +230,36 @@ def test_the_background_waits_for_prefetches_and_a_while_longer(host: Host, monk
     background = Background(host)
     host.prefetch(-1)
     background.await_pass()
+
+
+def test_what_goes_on_beside_pulls_waits_for_readers_alone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_HOT_PATIENCE_S", 3600.0)
+    with host.hurry():
+        host.give_way(Lane.HOT, beside_pulls=True)
+        others = [threading.Thread(target=host.give_way, args=(Lane.HOT, beside)) for beside in (True, False)]
+        host.urge(+1)
+        for thread in others:
+            thread.start()
+        assert all(thread.is_alive() for thread in others)
+        host.urge(-1)
+        others[0].join(PATIENCE_S)
+        assert not others[0].is_alive() and others[1].is_alive(), "the pull still waits"
+    others[1].join(PATIENCE_S)
+    assert not others[1].is_alive()
+
+
+def test_a_lane_can_be_widened_and_is_never_narrowed(host: Host) -> None:
+    go, running = threading.Event(), threading.Semaphore(0)
+
+    def job() -> None:
+        running.release()
+        assert go.wait(PATIENCE_S)
+
+    host.widen(Lane.HOT, 5)
+    host.widen(Lane.HOT, 1)
+    for _ in range(6):
+        host.submit(Lane.HOT, job)
+    for _ in range(5):
+        assert running.acquire(timeout=PATIENCE_S)
+    assert "5 running, 1 queued" in repr(host)
+    go.set()

@@ -36,10 +36,10 @@ def content(pack: HotPack) -> bytes:
 class Wire:
     """Feeds a plan with the bytes of its pack, and counts what it asked for and what it gave."""
 
-    def __init__(self, pack: HotPack, wanted: Iterable[int], streaming_to: int) -> None:
+    def __init__(self, pack: HotPack, wanted: Iterable[int], streaming_to: int, far: bool = False) -> None:
         self.pack, self.data = pack, content(pack)
         self.wanted = set(wanted)
-        self.plan = PackPlan(pack, self.wanted, streaming_to)
+        self.plan = PackPlan(pack, self.wanted, streaming_to, far)
         self.asked = Counter[int]()
         self.whole: list[int] = []
 
@@ -81,6 +81,17 @@ def test_the_first_segments_are_short_and_end_with_a_frame() -> None:
     pack = pack_of([100 * KIB] * 40)
     found = segments(PackPlan(pack, range(40), pack.head_size))
     assert [(end - start) // KIB for start, end in found] == [200, 500, 1000, 2000, 300]
+    assert found[0][0] == pack.head_size and found[-1][1] == pack.size
+    assert all(left[1] == right[0] for left, right in pairwise(found))
+
+
+def test_from_a_far_host_segments_grow_and_then_shrink() -> None:
+    """The first are asked for at once; then a part of what is left, so that the last ones end together."""
+    pack = pack_of([100 * KIB] * 100)
+    found = segments(PackPlan(pack, range(100), pack.head_size, far=True))
+    sizes = [(end - start) // KIB for start, end in found]
+    assert sizes[:5] == [100, 200, 500, 500, 1000] and max(sizes) == 1000 and sizes[-2] == 200
+    assert sizes[4:] == sorted(sizes[4:], reverse=True)
     assert found[0][0] == pack.head_size and found[-1][1] == pack.size
     assert all(left[1] == right[0] for left, right in pairwise(found))
 
@@ -198,10 +209,12 @@ def test_whatever_happens_each_byte_comes_once(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(packplan, "_FIRST", 50)
         patched.setattr(packplan, "_MOST", 200)
+        for name, sizes in (("_FAR_FIRST", (30, 60)), ("_FAR_LEAST", 40), ("_FAR_MOST", 150)):
+            patched.setattr(packplan, name, sizes)
         pack = pack_of(data.draw(st.lists(st.integers(1, 120), min_size=1, max_size=25)))
         wanted = data.draw(st.sets(st.sampled_from(range(len(pack.frames)))))
         streaming_to = data.draw(st.integers(pack.head_size, pack.size))
-        wire = Wire(pack, wanted, streaming_to)
+        wire = Wire(pack, wanted, streaming_to, data.draw(st.booleans()))
         under_way = [Segment(pack.head_size, streaming_to)] if streaming_to > pack.head_size else []
         dropped: set[int] = set()
         while under_way or wire.plan.left:

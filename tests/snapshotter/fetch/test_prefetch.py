@@ -43,6 +43,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch_module, "_BACKOFF_S", 0.002)
     monkeypatch.setattr(packplan_module, "_FIRST", 64 << 10)
     monkeypatch.setattr(packplan_module, "_MOST", 64 << 10)
+    monkeypatch.setattr(packplan_module, "_FAR_FIRST", ())
+    monkeypatch.setattr(packplan_module, "_FAR_LEAST", 1)
     monkeypatch.setattr(host_module, "_QUIET_S", 0.0)
     monkeypatch.setattr(host_module, "_AFTER_HOT_S", 0.0)
     monkeypatch.setattr(layer_module, "_BACKOFF_S", 0.002)
@@ -70,6 +72,13 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixt
 
 def all_present(bench: HotBench, extents: list[tuple[int, int, int]] = HOT) -> bool:
     return all(bench.present(*extent) for extent in extents)
+
+
+def distrust(files: LayerFiles, start: int, end: int) -> None:
+    """The machine has booted since these blocks were written."""
+    with (files.directory / "present").open("r+b") as present:
+        present.seek(start)
+        present.write(bytes([UNVERIFIED]) * (end - start))
 
 
 # -- as it should be -------------------------------------------------------------------------------------------------
@@ -174,7 +183,7 @@ def test_blocks_in_doubt_are_checked_and_not_fetched(bench: HotBench) -> None:
     """After a power cut: the bytes are probably right."""
     pack = bench.publish(bench.hotset(HOT))
     bench.fill(0, 0, 24)
-    bench.fetches[0].files.present[0:24] = bytes([UNVERIFIED]) * 24
+    distrust(bench.fetches[0].files, 0, 24)
     hold = bench.pack.hold(pack.frames[3].offset)
     prefetch = bench.start()
     hold.await_stream()
@@ -187,7 +196,7 @@ def test_blocks_in_doubt_are_checked_and_not_fetched(bench: HotBench) -> None:
 
 def test_blocks_in_doubt_within_a_frame_that_comes_are_replaced(bench: HotBench) -> None:
     bench.publish(bench.hotset(HOT))
-    bench.fetches[0].files.present[8:12] = bytes([UNVERIFIED]) * 4  # nothing was ever written there
+    distrust(bench.fetches[0].files, 8, 12)  # nothing was ever written there
     bench.over(bench.start())
     bench.read(0, 8, 24).check()
     assert bench.blob_requests() == 0
@@ -292,6 +301,59 @@ def test_a_known_head_has_the_pack_asked_for_at_once_side_by_side(tmp_path: Path
     assert bench.head is not None and bench.pack.requests[0][0] == bench.head.head_size, "the head is not asked for"
     assert all_present(bench) and bench.blob_requests() == 0
     list(bench.once(bench.pack))
+    bench.close()
+
+
+def test_a_far_hosts_pack_comes_by_half_of_the_requests_beside_the_index_then_by_all(
+    tmp_path: Path, layers: list[Layer]
+) -> None:
+    """Those that begin at once do not wait for the index at their later requests either."""
+    bench = HotBench(tmp_path, layers, streams=1, far_streams=4)
+    pack = bench.publish_with_known_head(bench.hotset(HOT), far=True)
+    holds = [bench.pack.hold(frame.offset) for frame in pack.frames]
+    with bench.host.hurry():  # the index of a layer is on its way
+        prefetch = bench.start()
+        holds[0].await_stream()
+        holds[1].await_stream()
+        holds[0].release()
+        holds[2].await_stream()
+        assert len(bench.pack.requests) == 3
+    holds[3].await_stream()
+    holds[4].await_stream()
+    assert bench.pack.open == 4
+    bench.pack.release_all()
+    bench.over(prefetch)
+    assert prefetch.requests == 5 and all_present(bench) and bench.blob_requests() == 0
+    list(bench.once(bench.pack))
+    bench.close()
+
+
+def test_a_near_hosts_pack_comes_by_no_more_requests_than_ever(tmp_path: Path, layers: list[Layer]) -> None:
+    bench = HotBench(tmp_path, layers, streams=1, far_streams=4)
+    pack = bench.publish_with_known_head(bench.hotset(HOT))
+    hold = bench.pack.hold(pack.frames[1].offset)
+    prefetch = bench.start()
+    hold.await_stream()
+    assert bench.pack.open == 1 and "1 running, 0 queued" in repr(bench.host)
+    hold.release()
+    bench.over(prefetch)
+    bench.close()
+
+
+def test_one_that_stood_back_goes_on_with_all_requests_of_a_far_host(tmp_path: Path, layers: list[Layer]) -> None:
+    bench = HotBench(tmp_path, layers, streams=1, far_streams=3)
+    pack = bench.publish_with_known_head(bench.hotset(HOT), far=True)
+    prefetch = bench.prefetch()
+    prefetch.stand_back(True)
+    prefetch.start()
+    bench.until(lambda: prefetch.state is State.STREAMING)
+    bench.settle()
+    holds = [bench.pack.hold(frame.offset) for frame in pack.frames[:3]]
+    prefetch.stand_back(False)
+    for hold in holds:
+        hold.await_stream()
+    bench.pack.release_all()
+    bench.over(prefetch)
     bench.close()
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from snapshotter.blockstore import LayerRecord
-from snapshotter.config import Config, FetchConfig, LookupConfig, RegistryConfig, TrustConfig
+from snapshotter.config import Config, FetchConfig, HotSetConfig, LookupConfig, RegistryConfig, TrustConfig
 from snapshotter.fetch.process import FetchProcess
 from snapshotter.fetch.sources import Sources
 from snapshotter.fuse.ring import Ring
 from snapshotter.model import Digest
-from snapshotter.registry import Registry, parse_reference
+from snapshotter.registry import Registry, distance, parse_reference
 from tests.snapshotter.daemon import Layer, make_layer
 from tests.snapshotter.fetch.artifactsite import Site
 from tests.snapshotter.fetch.blobs import PATIENCE_S
@@ -220,6 +220,28 @@ def test_a_layer_without_an_index_streams_after_one_round_trip(bench: Bench) -> 
     """The look-up's, which also opens the connection and gets the token that the stream needs."""
     del bench.site.files[bench.index_tag]
     assert bench.count(bench.index_tag, bench.site.layers[0].path) == 2
+
+
+def test_far_away_connections_for_the_pack_are_there_before_the_answer_that_names_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connecting costs the pack no round trip: it goes on beside the look-up's, once that has told how far it is."""
+    monkeypatch.setattr(distance, "FAR_S", 1e-9)
+    with bench.site.serve() as server:
+        node = Node(bench._root, bench.site, server)
+        answered = threading.Event()
+        server.behaviour = lambda request: Hold(-1, answered) if "/manifests/" in request.path else None
+        try:
+            node.prepare(bench.site.digests)
+            deadline = time.monotonic() + PATIENCE_S
+            while server.connections < HotSetConfig().far_streams:
+                assert time.monotonic() < deadline, f"only {server.connections} connections"
+                time.sleep(0.005)
+        finally:
+            answered.set()
+        prefetch = node.settle()
+        node.close()
+        assert server.connections == HotSetConfig().far_streams and prefetch["blocks"] == 24
 
 
 def test_all_of_it_arrives(bench: Bench) -> None:

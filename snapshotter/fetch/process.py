@@ -97,7 +97,14 @@ class FetchProcess:
         self._judge = LateJudge(Path(config.root))
         self._alarms = Alarms(Path(config.root), self._doubt_pack)
         self._hosts: dict[str, Host] = {}
-        self._prefetches = Prefetches(hot, self._host_of_image, self._layer_if_there, layers_of, config.hotset.streams)
+        self._prefetches = Prefetches(
+            hot,
+            self._host_of_image,
+            self._layer_if_there,
+            layers_of,
+            config.hotset.streams,
+            config.hotset.far_streams,
+        )
         self._carrying = Carrying(Path(config.root), self._prefetches.lacks, self._prefetches.begin_anew)
         self._publishing = Publishing(config)
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {

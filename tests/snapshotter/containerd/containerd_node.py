@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tarfile
@@ -62,8 +63,18 @@ class Node:
         """Run containerd only; `image` may be one of another registry."""
         config = _CONTAINERD_CONFIG.format(root=self.root, name=SNAPSHOTTER, snapshotter=self._snapshotter_socket)
         (self.root / "containerd.toml").write_text(config)
+        self._start_containerd()
+
+    def _start_containerd(self) -> None:
         self._spawn("containerd", ["containerd", "-c", str(self.root / "containerd.toml")])
         self._until(lambda: self._command(["ctr", "-a", f"{self.root}/c.sock", "version"]).returncode == 0)
+
+    def restart_containerd(self, number: int = signal.SIGTERM) -> None:
+        """End containerd and start it again. Its shims, and so the containers, live on."""
+        containerd = self._processes.pop()
+        containerd.send_signal(number)
+        containerd.wait(30)
+        self._start_containerd()
 
     def start_registry(self) -> None:
         """Run the registry only."""
@@ -144,9 +155,9 @@ class Node:
             time.sleep(0.05)
 
 
-def runnable_layer() -> bytes:
-    """A tar of /bin/sh and /bin/cat with the libraries they need, from this machine."""
-    programs = [Path("/bin/sh"), Path("/bin/cat")]
+def runnable_layer(*more: Path) -> bytes:
+    """A tar of /bin/sh, /bin/cat and `more` with the libraries they need, from this machine."""
+    programs = [Path("/bin/sh"), Path("/bin/cat"), *more]
     listed = "".join(subprocess.run(["ldd", program], capture_output=True, text=True).stdout for program in programs)
     libraries = {Path(found) for found in re.findall(r"(/\S+) \(0x", listed)}
     return tar_of({str(path)[1:]: path.read_bytes() for path in [*programs, *sorted(libraries)]})

@@ -1,13 +1,15 @@
 """Files of a directory that no web server serves: below a local path, or at a URL that fsspec knows (s3://, gs://, …).
 
 Reads only, and only what is asked for. OSError and whatever a storage raises become our errors. fsspec is optional, and
-imported only where a URL needs it; its calls know no time-outs, so each gets a thread and is waited for so long.
+imported only where a URL needs it; its calls know no time-outs, so each gets a thread and is waited for so long. A call
+that hangs keeps no program from ending.
 """
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -102,7 +104,8 @@ class UrlStorage:
         check_location(url)
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="storage")
+        self._free = threading.Semaphore(_THREADS)
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<UrlStorage {self._url}>"
@@ -131,21 +134,37 @@ class UrlStorage:
 
     def close(self) -> None:
         """See Storage."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
 
     def _bounded(self, name: str, size: int, call: Callable[[Any, str], _T]) -> _T:
         """What `call` gives for fsspec's storage and the file's path there, which brings `size` bytes; Transient when
         it takes too long."""
         where = self.locate(name)
+        answer: Future[_T] = Future()
 
-        def run() -> _T:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it has no types
+        def run() -> None:
+            try:
+                from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it has no types
 
-            storage, path = url_to_fs(where)  # fsspec keeps one storage for each set of options
-            return call(storage, path)
+                storage, path = url_to_fs(where)  # fsspec keeps one storage for each set of options
+                answer.set_result(call(storage, path))
+            except BaseException as exc:  # whoever waits is told
+                answer.set_exception(exc)
+            finally:
+                self._free.release()
 
+        if self._closed:
+            raise Transient(f"{where}: not asked any more")
+        patience_s = self._timeout_s + size / _MIN_BYTES_PER_S
+        if not self._free.acquire(timeout=patience_s):
+            raise Transient(f"{where}: {_THREADS} calls are waited for already")
         try:
-            return self._threads.submit(run).result(self._timeout_s + size / _MIN_BYTES_PER_S)
+            threading.Thread(target=run, name="storage", daemon=True).start()
+        except RuntimeError as exc:  # no thread to be had
+            self._free.release()
+            raise Transient(f"{where}: {exc}") from exc
+        try:
+            return answer.result(patience_s)
         except FutureTimeout as exc:
             raise Transient(f"{where}: no answer within {self._timeout_s} s") from exc
         except Exception as exc:  # what a storage raises is its own

@@ -5,6 +5,7 @@ import io
 import random
 import re
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -73,6 +74,40 @@ def test_a_storage_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(Transient, match="no answer within"):
             storage.size("a/b")
         go.set()
+
+
+_HANGS = """
+import contextlib, threading, fsspec
+from snapshotter.errors import Transient
+from snapshotter.registry.storage import UrlStorage
+
+type(fsspec.filesystem("memory")).size = lambda self, path: threading.Event().wait()
+with contextlib.suppress(Transient), contextlib.closing(UrlStorage("memory://x", 0.05)) as storage:
+    storage.size("a")
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_storage_that_hangs_keeps_no_program_from_ending() -> None:
+    done = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, text=True, timeout=45, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_more_calls_at_once_than_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(storage_module, "_THREADS", 1)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "size", lambda self, path: go.wait(PATIENCE_S) and 5)
+    with contextlib.closing(UrlStorage(URL, 0.05)) as storage:
+        for words in ("no answer within", "are waited for already"):
+            with pytest.raises(Transient, match=words):
+                storage.size("a/b")
+        go.set()
+        while True:
+            with contextlib.suppress(Transient):
+                assert storage.size("a/b") == 5, "a thread that comes back can be used again"
+                break
+    with pytest.raises(Transient, match="not asked any more"):
+        storage.size("a/b")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ which is read, changed and written whole, and looked at again: best effort, nobo
 What is signed is not displaced by just anybody (`displacement`): that is looked at before anything is written, among
 all that is there at the tags or listed. A signed artifact that comes in after that look is not seen.
 
-Superseded is what was there *before* we wrote, listed before the tags were read: of two publishers at the same time
-neither deletes what the other has just written.
+Superseded is what was there *before* we wrote, listed before the tags were read. Publishers of the same at the same
+time do not see each other so: each looks once more when it has written (`_settle`). Whose manifest is at the first tag
+then has won; the others' go, by whoever sees it. That tag is the first thing that each writes, and the list is read
+before it: whoever has won is deleted by nobody.
 """
 
 import logging
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
-from snapshotter.artifacts.displacement import refuse_displacing
+from snapshotter.artifacts.displacement import refusal, refuse_displacing
 from snapshotter.artifacts.manifest import (
     CONFIG,
     MANIFEST_TYPE,
@@ -117,6 +119,9 @@ def publish(
             _keep_fallback(pusher, repository, artifact, body, superseded)
     for one in superseded:
         _delete(pusher, repository, one)
+    if not existed:
+        stays = _settle(pusher, repository, (artifact, body), tags, before, referrers)
+        existed, digest = stays != digest, stays
     log.info(
         "artifact.published %s",
         fields(repository=_name(repository), tag=tags[0], digest=digest, existed=existed),
@@ -137,6 +142,40 @@ def _look(pusher: Pusher, repository: ImageRef, artifact: Artifact, tags: tuple[
         if body is not None:
             tagged[tag] = (digest_of(body), body, _decoded(body))
     return _Before(tagged, listed or [])
+
+
+def _settle(
+    pusher: Pusher,
+    repository: ImageRef,
+    ours: tuple[Artifact, bytes],
+    tags: tuple[str, ...],
+    before: _Before,
+    referrers: bool,
+) -> Digest:
+    """Have one of what several publishers wrote at the same time, and give its digest. What was there before is none of
+    that: an answer that is not of now deletes nothing. Nor does what must not displace the other."""
+    artifact, digest = ours[0], digest_of(ours[1])
+    known = {there for there, _, _ in before.tagged.values()} | {one.digest for one in before.listed}
+    after = _look(pusher, repository, artifact, tags)
+    fresh = _Before(after.tagged, [one for one in after.listed if one.digest not in known])
+    met = {digest: artifact, **_alike(pusher, repository, artifact, fresh, digest)}
+    first, body, winner = after.tagged.get(tags[0], (digest, b"", None))
+    if winner is None or first not in met or first in known:
+        return digest
+    signers = [it.key for it in winner.signatures]
+    older = {digest, *(one.digest for one in fresh.listed)} - {
+        first
+    }  # what a tag alone names may be newer than `first`
+    others = {one: its for one, its in met.items() if one in older and not _is_rival(winner, its)}
+    lost = [one for one, its in others.items() if not refusal(signers, its, "", replace=False)]
+    for tag, (there, _, _) in after.tagged.items():
+        if there in lost:
+            pusher.put_manifest(repository, tag, body, MANIFEST_TYPE)
+    if lost and artifact.subject is not None and not referrers:
+        _keep_fallback(pusher, repository, winner, body, lost)
+    for one in lost:
+        _delete(pusher, repository, one)
+    return first if digest in lost else digest
 
 
 def _put_blobs(

@@ -2,7 +2,7 @@
 
 Before anything is put, the place is asked what it has of the image: what is as good stays, and a signed artifact is
 never displaced by another key's. So two nodes that learn the same publish it once; if both look before either has
-written, the later one takes the earlier one's place, and one is found. A place that fails, or an image whose manifest
+written, one of both is left (`artifacts.publisher`). A place that fails, or an image whose manifest
 cannot be had, is left alone for a while (`state`), the others go on. What is put is not fetched from anywhere: blocks
 that are not here are left out.
 """

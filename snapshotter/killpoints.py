@@ -112,6 +112,7 @@ POINTS = (
     "supervisor.forgetting",
     "supervisor.taken",
     "supervisor.forked",
+    "supervisor.trying",
     "supervisor.executing",
     "supervisor.executed",
     "supervisor.replacing",

@@ -4,7 +4,9 @@ On SIGHUP three steps, of which only the last cannot be taken back:
 
   trial     `bootseer serve --check`, with the daemon's own command line, is started beside the daemon. The new code
             reads the configuration, loads every module, and looks whether it can go on with the descriptors. Until
-            it says yes nothing has changed; if it says no, or nothing for `_PATIENCE_S`, nothing will.
+            it says yes nothing has changed; if it says no, or nothing for `_PATIENCE_S`, nothing will. With the
+            descriptors it holds the locks, too, so it dies with the supervisor, from its first moment on: the next
+            daemon could not start.
   exec      the supervisor executes the same command line. Process id, descriptors and locks stay, and so do the
             workers, which go on answering: a child does not notice that its parent has become another program.
   replacing the new supervisor ends the old workers one after the other, each once the one before has a successor.
@@ -12,10 +14,12 @@ On SIGHUP three steps, of which only the last cannot be taken back:
 The command line is the program as it was called, so a link in it (`/opt/bootseer/current`) leads to the new version.
 """
 
+import ctypes
 import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +34,7 @@ __all__ = ["Trial", "become", "command_line"]
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 60.0
+_PR_SET_PDEATHSIG = 1
 
 
 def command_line() -> list[str]:
@@ -48,30 +53,38 @@ class Trial:
         """Start it; OSError when there is no such program, or no process to be had."""
         environment = handover.environment(os.environ)
         environment.pop("NOTIFY_SOCKET", None)
-        with handover.inheritable():
-            self._pid = os.posix_spawn(argv[0], [*argv, "--check"], environment, setsigmask=[])
-        self.pidfd = os.pidfd_open(self._pid)
+        supervisor = os.getpid()
+
+        def die_with_it() -> None:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != supervisor:  # it died before that
+                os._exit(1)
+
+        with handover.inheritable():  # one thread here, so code may run between fork and exec
+            self._process = subprocess.Popen(
+                [*argv, "--check"], env=environment, close_fds=False, preexec_fn=die_with_it
+            )
+        reach("supervisor.trying")
+        self.pidfd = os.pidfd_open(self._process.pid)
         self._until = time.monotonic() + _PATIENCE_S
 
     def outcome(self) -> str | None:
         """None while it runs; then what is wrong, or "" if it can take over."""
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if not pid:
+        status = self._process.poll()
+        if status is None:
             if time.monotonic() < self._until:
                 return None
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-        os.close(self.pidfd)
-        if not pid:
+            self.cancel()
             return f"the installed version does not answer within {_PATIENCE_S:.0f} s"
+        os.close(self.pidfd)
         if status:
             return "the installed version cannot take over: it says why in the lines before"
         return ""
 
     def cancel(self) -> None:
         """The daemon ends meanwhile."""
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        self._process.kill()
+        self._process.wait()
         os.close(self.pidfd)
 
 

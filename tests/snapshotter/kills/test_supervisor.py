@@ -32,6 +32,7 @@ FIRST_REQUEST = ("block.agreed",)
 RUNNING = (
     "supervisor.taken",
     "supervisor.forked",
+    "supervisor.trying",
     "supervisor.executing",
     "supervisor.executed",
     "supervisor.replacing",

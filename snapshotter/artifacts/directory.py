@@ -27,7 +27,7 @@ from snapshotter.artifacts.place import Held, ImageName, OpenBlob, Placed
 from snapshotter.errors import NotFound, SnapshotterError
 from snapshotter.hotstore import read_head
 from snapshotter.model import Digest
-from snapshotter.registry.storage import check_location, storage_error
+from snapshotter.registry.storage import check_location, shown, storage_error
 
 __all__ = ["DirectoryPlace", "LocalFiles", "UrlFiles"]
 
@@ -215,7 +215,7 @@ class UrlFiles:
 
     def locate(self, name: str) -> str:
         """See Files."""
-        return f"{self._url}/{name}"
+        return shown(f"{self._url}/{name}")
 
     def read(self, name: str, end: int | None = None) -> bytes | None:
         """See Files."""
@@ -277,7 +277,7 @@ class UrlFiles:
         try:
             self._storage.makedirs(self._opened[1], exist_ok=True)
         except Exception as error:  # as above
-            raise storage_error(self._url, error) from error
+            raise storage_error(shown(self._url), error) from error
 
     @cached_property
     def _opened(self) -> tuple[Any, str]:

@@ -11,7 +11,7 @@ from snapshotter.errors import InvalidArgument
 from snapshotter.imagesource import Layout, parse_layout
 from snapshotter.imagesource.sources import LAYOUT_PREFIX
 from snapshotter.registry import ImageRef, Registry, parse_reference
-from snapshotter.registry.storage import check_location
+from snapshotter.registry.storage import check_location, shown
 
 __all__ = ["open_place"]
 
@@ -37,8 +37,10 @@ def _at_url(text: str) -> Place:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return DirectoryPlace(text, LocalFiles(Path(unquote(parts.path))))
     if parts.scheme in ("http", "https"):
-        raise InvalidArgument(f"{text}: cannot write to a web server: name the directory it serves, or its storage")
-    return DirectoryPlace(text, UrlFiles(text))
+        raise InvalidArgument(
+            f"{shown(text)}: cannot write to a web server: name the directory it serves, or its storage"
+        )
+    return DirectoryPlace(shown(text), UrlFiles(text))
 
 
 def _repository(text: str) -> ImageRef:

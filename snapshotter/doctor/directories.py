@@ -11,6 +11,7 @@ from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError
 from snapshotter.model import Digest
 from snapshotter.registry import IndexDirectory
 from snapshotter.registry.hotdir import HotDirectory
+from snapshotter.registry.storage import shown
 
 from .model import Check, fail, ok, warn
 
@@ -29,7 +30,7 @@ def check_directories(config: Config) -> Iterator[Check]:
 
 def check_directory(section: str, url: str, ask: Callable[[], None]) -> Check:
     """Whether `url` of this section works; `ask` asks for what is not there."""
-    name = f"{section}-url"
+    name, url = f"{section}-url", shown(url)
     try:
         ask()
     except NotFound:

@@ -18,7 +18,7 @@ from snapshotter.registry.answers import plan_body, status_error
 from snapshotter.registry.body import read_body
 from snapshotter.registry.hotfile import HotFile, HotStream
 from snapshotter.registry.lookups import Lookups
-from snapshotter.registry.storage import LocalStorage, Storage, open_storage
+from snapshotter.registry.storage import LocalStorage, Storage, open_storage, shown
 from snapshotter.registry.transport import Reply, Transport
 
 __all__ = ["FIRST_BYTES", "HotDirectory"]
@@ -39,7 +39,7 @@ class HotDirectory:
         self._location = location.rstrip("/")
         self._storage = open_storage(location, timeout_s)
         self._transport = Transport(connections=connections, connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
-        self._lookups = Lookups(self._location, "hotdir.failed", clock)
+        self._lookups = Lookups(shown(self._location), "hotdir.failed", clock)
 
     def __repr__(self) -> str:
         return f"<HotDirectory {self._lookups!r}>"
@@ -79,7 +79,7 @@ class HotDirectory:
     def _open_remote(self, name: str) -> HotFile:
         url = f"{self._location}/{name}"
         first, size = self._request(url, 0, FIRST_BYTES)
-        return HotFile(url, size, first, lambda start, end: self._request(url, start, end)[0])
+        return HotFile(shown(url), size, first, lambda start, end: self._request(url, start, end)[0])
 
     def _request(self, url: str, start: int, end: int) -> tuple[HotStream, int]:
         """One GET: its stream, which ends at the file's end at the latest, and the file's size."""

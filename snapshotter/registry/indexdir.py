@@ -13,7 +13,7 @@ from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, Tran
 from snapshotter.model import Digest
 from snapshotter.registry.answers import status_error
 from snapshotter.registry.lookups import Lookups
-from snapshotter.registry.storage import Storage, open_storage
+from snapshotter.registry.storage import Storage, open_storage, shown
 from snapshotter.registry.transport import Transport
 
 __all__ = ["MAX_INDEX_BYTES", "IndexDirectory"]
@@ -35,7 +35,8 @@ class IndexDirectory:
     def __init__(
         self, location: str, timeout_s: float, connections: int = 8, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.location = location.rstrip("/")
+        self._url = location.rstrip("/")
+        self.location = shown(self._url)
         self._timeout_s = timeout_s
         self._clock = clock
         self._storage = open_storage(location, timeout_s)
@@ -48,7 +49,7 @@ class IndexDirectory:
     @property
     def is_authentic(self) -> bool:
         """Whether what comes is the operator's: by plain HTTP or FTP it can be anybody's on the way."""
-        hops = self.location.lower().split("::")  # fsspec chains storages: simplecache::http://
+        hops = self._url.lower().split("::")  # fsspec chains storages: simplecache::http://
         return not any(hop.startswith(("http://", "ftp://")) for hop in hops)
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class IndexDirectory:
 
     def _fetch(self, digest: Digest) -> bytes:
         deadline = self._clock() + self._timeout_s
-        url = f"{self.location}/{index_name(digest)}"
+        url = f"{self._url}/{index_name(digest)}"
         with self._transport.open("GET", url, {}, f"index of layer {digest}") as reply:
             if reply.status != 200:
                 raise status_error(reply.status, reply.headers, reply.what)

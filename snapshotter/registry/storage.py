@@ -6,6 +6,7 @@ that hangs keeps no program from ending.
 """
 
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Generator
@@ -17,12 +18,14 @@ from urllib.parse import unquote, urlsplit
 
 from snapshotter.errors import InvalidArgument, NotFound, SnapshotterError, Transient
 
-__all__ = ["LocalStorage", "Storage", "UrlStorage", "check_location", "open_storage", "storage_error"]
+__all__ = ["LocalStorage", "Storage", "UrlStorage", "check_location", "open_storage", "shown", "storage_error"]
 
 _CHUNK = 1 << 20
 _URL_CHUNK = 8 << 20  # of a URL's file: each chunk is a request
 _MIN_BYTES_PER_S = 1_000_000
 _THREADS = 16
+
+_PASSWORD = re.compile(r"(://[^/@:]*):[^/@]*@")
 
 _T = TypeVar("_T")
 
@@ -108,11 +111,11 @@ class UrlStorage:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<UrlStorage {self._url}>"
+        return f"<UrlStorage {shown(self._url)}>"
 
     def locate(self, name: str) -> str:
         """See Storage."""
-        return f"{self._url}/{name}"
+        return shown(f"{self._url}/{name}")
 
     def size(self, name: str) -> int:
         """See Storage."""
@@ -139,14 +142,14 @@ class UrlStorage:
     def _bounded(self, name: str, size: int, call: Callable[[Any, str], _T]) -> _T:
         """What `call` gives for fsspec's storage and the file's path there, which brings `size` bytes; Transient when
         it takes too long."""
-        where = self.locate(name)
+        where, url = self.locate(name), f"{self._url}/{name}"
         answer: Future[_T] = Future()
 
         def run() -> None:
             try:
                 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it has no types
 
-                storage, path = url_to_fs(where)  # fsspec keeps one storage for each set of options
+                storage, path = url_to_fs(url)  # fsspec keeps one storage for each set of options
                 answer.set_result(call(storage, path))
             except BaseException as exc:  # whoever waits is told
                 answer.set_exception(exc)
@@ -169,6 +172,11 @@ class UrlStorage:
             raise Transient(f"{where}: no answer within {self._timeout_s} s") from exc
         except Exception as exc:  # what a storage raises is its own
             raise storage_error(where, exc) from exc
+
+
+def shown(location: str) -> str:
+    """How messages and logs name a location: without the password that a URL may hold."""
+    return _PASSWORD.sub(r"\1:***@", location)
 
 
 def storage_error(where: str, raised: Exception) -> SnapshotterError:
@@ -209,28 +217,29 @@ def open_storage(location: str, timeout_s: float) -> Storage | None:
 
 def check_location(location: str) -> None:
     """InvalidArgument, in one line, for a location of which no directory can be read here."""
+    what = f"directory {shown(location)!r}"
     if "\0" in location:  # the system would refuse it at each look-up, by a ValueError
-        raise InvalidArgument(f"directory {location!r}: has a byte 0")
+        raise InvalidArgument(f"{what}: has a byte 0")
     if "://" not in location:
         return
     try:
         parts = urlsplit(location)
     except ValueError as exc:
-        raise InvalidArgument(f"directory {location!r}: {exc}") from exc
+        raise InvalidArgument(f"{what}: {exc}") from exc
     if parts.scheme in ("http", "https") and parts.netloc:
         return
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return
     if parts.scheme in ("", "http", "https", "file"):
-        raise InvalidArgument(f"directory {location!r}: expected an http, https or file URL, or a path")
+        raise InvalidArgument(f"{what}: expected an http, https or file URL, or a path")
     try:
         from fsspec import get_filesystem_class  # type: ignore[import-untyped]  # it has no types
     except ImportError as exc:
         raise InvalidArgument(
-            f"directory {location!r}: expected an http, https or file URL, or a path; other URLs need fsspec: install "
+            f"{what}: expected an http, https or file URL, or a path; other URLs need fsspec: install "
             "bootseer[fsspec], and what fsspec needs for it"
         ) from exc
     try:
         get_filesystem_class(location[: len(parts.scheme)])  # as it is written: fsspec knows s3, and not S3
     except Exception as exc:  # the storage's module is imported, and what that raises is its own
-        raise InvalidArgument(str(storage_error(f"directory {location!r}", exc))) from exc
+        raise InvalidArgument(str(storage_error(what, exc))) from exc

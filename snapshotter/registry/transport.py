@@ -228,12 +228,12 @@ class Transport:
                 return reply
             reply.finish()
             hop = _next_hop(hop, location, what)
-        raise Transient(f"{what}: more than {_MAX_HOPS} redirects, the last to {urlsplit(hop).netloc}")
+        raise Transient(f"{what}: more than {_MAX_HOPS} redirects, the last to {_host(hop)}")
 
     def expect(self, url: str, requests_at_once: int, line: Line = DIRECT) -> None:
         """So many requests to the host of `url` are about to be made at once. If it is far, connections for them are
         opened now, or as soon as that is known; no more than may be under way. Does no I/O itself, and never raises."""
-        host = urlsplit(url).netloc
+        host = _host(url)
         with suppress(SnapshotterError), _translated(f"connecting ahead to {host}"):
             if self._proxies_for(url, host):
                 return
@@ -255,7 +255,7 @@ class Transport:
         line: Line,
         what: str,
     ) -> Reply:
-        host = urlsplit(url).netloc
+        host = _host(url)
         what = f"{what} at {host}"
         with _translated(what):
             all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers}
@@ -306,6 +306,11 @@ class Transport:
             if host not in self._proxies:
                 self._proxies[host] = {} if is_loopback(host) else requests.utils.get_environ_proxies(url)
             return self._proxies[host]
+
+
+def _host(url: str) -> str:
+    """Host and port, as messages name them: without the password that a URL may hold."""
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def origin(url: str) -> tuple[str, str | None, int]:

@@ -261,6 +261,23 @@ def test_no_location(location: str) -> None:
             check(location)
 
 
+@pytest.mark.parametrize("scheme", ["ftp", "http", "nonsense"])
+def test_passwords_in_urls_are_not_told(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody listens at port 1."""
+    url = f"{scheme}://me:secret@127.0.0.1:1/a"
+    try:
+        directories = IndexDirectory(url, PATIENCE_S), HotDirectory(url, PATIENCE_S)
+    except InvalidArgument as error:
+        assert "secret" not in str(error) and "me:***@127.0.0.1" in str(error)
+        return
+    indexes, hotsets = directories
+    with contextlib.closing(indexes), contextlib.closing(hotsets):
+        assert indexes.get(Digest("sha256:" + "ab" * 32)) is None
+        assert hotsets.find("sha256:" + "cd" * 32, "default") is None
+        assert "secret" not in f"{indexes!r} {hotsets!r} {indexes.location}"
+    assert "secret" not in caplog.text and caplog.text.count("me:***@127.0.0.1") >= 2
+
+
 def test_no_location_of_the_systems() -> None:
     with pytest.raises(InvalidArgument, match="byte 0"):
         open_storage("/x\0y", 1.0)

@@ -103,6 +103,13 @@ def test_an_unknown_storage() -> None:
         UrlFiles("nonsense://a")
 
 
+def test_a_password_is_not_told() -> None:
+    files = UrlFiles("ftp://me:secret@127.0.0.1:1/a")
+    with pytest.raises(SnapshotterError, match=r"^ftp://me:\*\*\*@127\.0\.0\.1:1/a: [^\n]+$"):
+        files.prepare()
+    assert files.locate("b") == "ftp://me:***@127.0.0.1:1/a/b"
+
+
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1:1/a", "reference://a"])
 def test_a_storage_that_does_not_even_open(url: str) -> None:
     """Nobody listens at port 1, and the others need more than a URL. They are asked with the first question only."""

@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _disturbed(options: argparse.Namespace, stack: ExitStack) -> Counts:
     progress, source = Progress(), random.Random(options.seed)
-    site = Site(stack, _SIZES, _WITHOUT_INDEX, source, _record, progress)
+    site = Site(stack, _SIZES, _WITHOUT_INDEX, source, _record, progress, armed=True)
     with _kept(site, options):
         Run(site, source, progress)(options.seconds)
     return site.record.counts

@@ -8,9 +8,7 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,31 +80,44 @@ class KillWorkers(_Once):
 
 
 @dataclass
-class KillAtPoint(_Once):
-    """SIGKILL right after one of these is done, which the log tells: such moments are too short to be hit by chance."""
+class KillAtPoint:
+    """Whoever comes next to one of some named points between two steps dies there: moments that are too short to be hit
+    by chance. The daemon is armed in the directory `points`, and has written there which points it has."""
 
-    killer: KillWorkers
+    points: Path
+    record: Record
     name: str = "point"
-    every_s: float = 5.0
+    every_s: float = 1.5
 
     def act(self, source: random.Random) -> str:
-        worker = source.choice(("service", "fetch"))
-        log = self.killer.node.daemon_log
-        with log.open("rb") as lines:
-            lines.seek(0, os.SEEK_END)
-            give_up = time.monotonic() + _POINT_S
-            while not (event := _POINT.search(lines.read())):
-                if time.monotonic() > give_up:
-                    return ""
-                time.sleep(0.001)
-        if not self.killer.kill(worker):
-            return ""
-        self.killer.record.counts.kills += 1
-        return f"SIGKILL to {worker} after {event[1].decode()}"
+        died = self._disarm()
+        names = (self.points / "points").read_text().split()
+        armed = {name: source.choice((1, 1, 2, 8)) for name in source.sample(names, _ARMED)}
+        for name, times in armed.items():
+            unfinished = self.points / f".{name}"
+            unfinished.write_text(str(times))
+            unfinished.rename(self.points / name)
+        text = ", ".join(f"{name} ({times})" for name, times in armed.items())
+        return f"died at {', '.join(died) or 'none'}; now armed: {text}"
+
+    def calm(self) -> None:
+        """Nobody dies any more."""
+        self.record.note(f"{self.name}: died at {', '.join(self._disarm()) or 'none'}")
+
+    def _disarm(self) -> list[str]:
+        """Where somebody has died."""
+        for path in self.points.iterdir():
+            if path.suffix != _REACHED and path.name != "points":
+                path.unlink(missing_ok=True)
+        died = sorted(self.points.glob(f"*{_REACHED}"))
+        for path in died:
+            path.unlink()
+        self.record.counts.kills += len(died)
+        return [path.stem for path in died]
 
 
-_POINT_S = 3.0
-_POINT = re.compile(rb" (layer\.(?:mounted|lazy|released|removed|streamed)|record\.(?:opened|kept|discarded)) ")
+_ARMED = 8  # at once: most are not come to within the pause
+_REACHED = ".reached"
 
 
 @dataclass
@@ -221,10 +232,9 @@ class FullDisk:
 def all_of(site: Site) -> Sequence[Disturber]:
     """All disturbers of a site."""
     node, record = site.node, site.record
-    killer = KillWorkers(node, record)
     return (
-        killer,
-        KillAtPoint(killer),
+        KillWorkers(node, record),
+        KillAtPoint(site.points, record),
         Restart(node, record),
         Upgrade(node),
         RestartContainerd(node),

@@ -48,9 +48,15 @@ class Site:
         source: random.Random,
         record: Callable[[Path], Record],
         progress: Callable[[str], None],
+        armed: bool = False,
     ) -> None:
-        """`sizes`: bytes of the data layers of each image; `without_index`: those that have to be streamed whole."""
+        """`sizes`: bytes of the data layers of each image; `without_index`: those that have to be streamed whole.
+        `armed`: processes of the daemon can be had to die at named points, by files in the directory `points`."""
         self.workspace = stack.enter_context(Workspace())
+        self.points = self.workspace.directory("points")
+        self.points.chmod(0o700)
+        if armed:
+            self.workspace.env = {**self.workspace.env, "BOOTSEER_KILL_AT": str(self.points)}
         self.record = record(self.workspace.directory("record"))
         ends = Loopback(self.workspace)
         stack.callback(ends.close)

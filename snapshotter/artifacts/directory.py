@@ -11,7 +11,7 @@ the head those of all that follows.
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -81,17 +81,18 @@ class DirectoryPlace:
             return []
         return [Held(Artifact(Kind.LAYER_INDEX, image.key, "", None, found), "", self._open)]
 
-    def hot_sets(self, image: ImageName) -> Iterator[Held]:
-        """The image's hot sets, each to be used before the next is asked for. One that is damaged, or of another image
-        or workload than its name says, counts as missing."""
+    def hot_sets(self, image: ImageName, workloads: Collection[str] = ()) -> Iterator[Held]:
+        """The image's hot sets, of all workloads or of these, each to be used before the next is asked for. One that is
+        damaged, or of another image or workload than its name says, counts as missing."""
         folder = hotset_name(image.key, DEFAULT_WORKLOAD).rpartition("/")[0]
         for name in self._files.names(folder):
             try:
-                if hotset_name(image.key, name.removesuffix(_HOT_SUFFIX)) != f"{folder}/{name}":
+                workload = name.removesuffix(_HOT_SUFFIX)
+                if hotset_name(image.key, workload) != f"{folder}/{name}" or workload not in (workloads or {workload}):
                     continue
                 with self._files.local(f"{folder}/{name}") as path:
                     pack = read_head(path)
-                    if (pack.hotset.image_key, f"{pack.hotset.workload}{_HOT_SUFFIX}") == (image.key, name):
+                    if (pack.hotset.image_key, pack.hotset.workload) == (image.key, workload):
                         artifact = hot_artifact(path, pack, image.subject)
                         yield Held(artifact, "", lambda blob, path=path: read_chunks(path, blob.size))  # type: ignore[misc]
             except (BlockIndexError, NotFound):  # NotFound: it has just been removed

@@ -120,8 +120,8 @@ def publish(
     for one in superseded:
         _delete(pusher, repository, one)
     if not existed:
-        stays = _settle(pusher, repository, (artifact, body), tags, before, referrers)
-        existed, digest = stays != digest, stays
+        left = _settle(pusher, repository, (artifact, body), tags, before, referrers)
+        existed, digest = left != digest, left
     log.info(
         "artifact.published %s",
         fields(repository=_name(repository), tag=tags[0], digest=digest, existed=existed),

@@ -12,12 +12,13 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 from blockindex.errors import BlockIndexError
 from blockindex.hotpack import Codec, HeadReader, encode_hotset
 from blockindex.hotset import DEFAULT_GAP, DEFAULT_WORKLOAD, HotSet, image_key, includes
+from snapshotter.artifacts.directory import DirectoryPlace
 from snapshotter.artifacts.displacement import Displacement
 from snapshotter.artifacts.made import hot_artifact, index_artifact, index_blob, read_chunks
 from snapshotter.artifacts.model import Artifact, Blob, Kind, Subject
@@ -129,19 +130,19 @@ class Round:
         if self._key is not None and self._config.trust.policy == "any" and any(it.index_from for it in records):
             return row("refused", reason='indexes that policy "any" let in are not signed')
         for held in place.held(name):
-            if held.artifact.kind is Kind.LAYER_INDEX and self._is_as_good(held, name):
+            if held.artifact.kind is Kind.LAYER_INDEX and self._is_as_good(held, name, place):
                 return row("there", held.digest)
         blobs = {layer: index_blob(layer, self._index_path(layer)) for layer in name.layers}
         return self._put(
             place, index_artifact(name, blobs), lambda blob: read_chunks(self._index_path(Digest(blob.layer))), row
         )
 
-    def _is_as_good(self, held: Held, name: ImageName) -> bool:
+    def _is_as_good(self, held: Held, name: ImageName, place: Place) -> bool:
         is_whole = {blob.layer for blob in held.artifact.blobs} == set(name.layers)
-        return is_whole and self._is_signed_enough(held)
+        return is_whole and self._is_signed_enough(held, place)
 
-    def _is_signed_enough(self, held: Held) -> bool:
-        return self._key is None or bool(held.artifact.signatures)
+    def _is_signed_enough(self, held: Held, place: Place) -> bool:
+        return self._key is None or not place.signs or bool(held.artifact.signatures)
 
     def _index_path(self, layer: Digest) -> Path:
         return self._root / "layers" / node_name(layer) / "index"
@@ -162,28 +163,27 @@ class Round:
             return Done("hot-set", offer.image, workload, to, status, fingerprint, self._clock(), digest, reason)
 
         name = self._name_of(offer)
-        held = [it for it in place.held(name) if it.artifact.kind is Kind.HOT_SET]
-        theirs = next((it for it in held if it.artifact.workload == workload), None)
+        there = _there(place, name, {workload, DEFAULT_WORKLOAD})
+        theirs, head = there.get(workload, (None, None))
         done: Done | None = None
-        if theirs is not None and self._is_signed_enough(theirs) and self._is_like(theirs, hotset):
+        if theirs and head and self._is_signed_enough(theirs, place) and alike(head, hotset):
             done = row("there", theirs.digest)
         else:
             with tempfile.TemporaryDirectory(prefix="bootseer-") as spool:
-                reason = self._written(hotset, held, Path(spool))
+                reason = self._written(hotset, there.get(DEFAULT_WORKLOAD), Path(spool))
                 path = HotStore(Path(spool)).path(key, workload)
                 artifact = hot_artifact(path, read_head(path), name.subject)
                 done = self._put(place, artifact, lambda blob: read_chunks(path, blob.size), row, reason)
         self._last.save(hotset)
         return done
 
-    def _written(self, hotset: HotSet, held: list[Held], spool: Path) -> str:
-        """Write the set's file, with its bytes unless there is a reason, which is given."""
-        default = next((it for it in held if it.artifact.workload == DEFAULT_WORKLOAD), None)
+    def _written(self, hotset: HotSet, default: "_There | None", spool: Path) -> str:
+        """Write the set's file, with its bytes unless there is a reason, which is given. `default`: what is there."""
         reason = ""
-        if hotset.workload != DEFAULT_WORKLOAD and default is not None and len(default.artifact.blobs) > 1:
-            there = _head(default)
-            if there is not None and includes(there, hotset):
-                reason = f"its bytes are in the pack of {DEFAULT_WORKLOAD}"
+        theirs, head = default or (None, None)
+        has_bytes = hotset.workload != DEFAULT_WORKLOAD and theirs is not None and len(theirs.artifact.blobs) > 1
+        if has_bytes and head is not None and includes(head, hotset):
+            reason = f"its bytes are in the pack of {DEFAULT_WORKLOAD}"
         if not reason:
             try:
                 path, pack = write_packed(
@@ -196,10 +196,6 @@ class Round:
         if reason:
             HotStore(spool).save(hotset)
         return reason
-
-    def _is_like(self, held: Held, hotset: HotSet) -> bool:
-        there = _head(held)
-        return there is not None and alike(there, hotset)
 
     def _name_of(self, offer: HotOffer) -> ImageName:
         """With the subject, if the image's manifest can still be had; else the set is found by the image's key."""
@@ -256,6 +252,20 @@ class _Unnamed(SnapshotterError):
 def _cause(error: Exception) -> Exception:
     """What decides how long the pause is."""
     return error.__cause__ if isinstance(error, _Unnamed) and isinstance(error.__cause__, Exception) else error
+
+
+_There = tuple[Held, HotSet | None]
+"""A hot set that a place has, and what is in it; None where it is damaged."""
+
+
+def _there(place: Place, name: ImageName, workloads: Set[str]) -> dict[str, _There]:
+    """The hot sets that the place has of the image, by workload."""
+    held = place.hot_sets(name, workloads) if isinstance(place, DirectoryPlace) else place.held(name)
+    found: dict[str, _There] = {}
+    for one in held:
+        if one.artifact.kind is Kind.HOT_SET and one.artifact.workload in workloads - found.keys():
+            found[one.artifact.workload] = one, _head(one)
+    return found
 
 
 def _head(held: Held) -> HotSet | None:

@@ -162,6 +162,19 @@ def test_what_another_key_has_signed_stays(image: str, tmp_path: Path) -> None:
     assert found(image, Kind.HOT_SET, "train") == [signed]
 
 
+@pytest.mark.parametrize("kind", ["directory", "URL"])
+def test_plain_files_are_as_good_as_they_are(image: str, tmp_path: Path, kind: str) -> None:
+    """They are not signed; so no node waits for that, and writes what is there already."""
+    SecretKey.generate().save(tmp_path / "key.pem")
+    to = str(tmp_path / "files") if kind == "directory" else f"memory://{tmp_path}/files"
+    first, second = (Node(tmp_path / name, image, LAYERS) for name in "ab")
+    for node, start in ((first, START), (second, [*START, (0, 20, 21, 9)])):
+        node.set(to=to, key=str(tmp_path / "key.pem"))
+        node.record(start, times=2)
+    assert first.done() == {"": "published", "train": "published", "default": "published"}
+    assert second.done() == {"": "there", "default": "there", "train": "there"}
+
+
 def test_a_place_that_refuses_is_left_alone(image: str, host: str, tmp_path: Path) -> None:
     node = Node(tmp_path / "a", image, LAYERS)
     node.record(START, times=2)

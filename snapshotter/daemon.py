@@ -20,11 +20,13 @@ from .blockstore import BlockStore
 from .config import Config
 from .errors import UserError
 from .fuse.ring import Ring
+from .kernel import sdnotify
 from .kernel.heap import limit_arenas
 from .listening import POLLER
 from .record import log as record_log
 from .supervise import sockets
 from .supervise.kept import Handover, Resources, lock, require_same
+from .supervise.memory import PassedMemory
 from .supervise.upgrade import become, command_line
 from .supervisor import Ended, Supervisor, Task
 
@@ -33,6 +35,7 @@ __all__ = ["check", "run"]
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
+_PASSED = "passed"
 _PR_SET_PDEATHSIG = 1
 _LATE = ("channel", "interceptor", "server", "simple_stubs")
 """What of gRPC is imported only when it is used."""
@@ -54,9 +57,13 @@ def run(config: Config) -> int:
     resources = Resources.taken_from(before.descriptors)
     listening = sockets.wanted(config)
     held = sockets.kept_of(listening, before.descriptors)
-    used = {*locks.values(), *held.values(), *(resources.named().values() if resources else ())}
+    passed = PassedMemory.taken_from(before.descriptors.get(_PASSED, -1))
+    used = {*locks.values(), *held.values(), passed, *(resources.named().values() if resources else ())}
     before.close_but(used)
     sockets.complete(listening, held)
+    if passed < 0:
+        passed = PassedMemory.create()
+        sdnotify.store(_PASSED, passed)
     ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     while True:
         if resources is None:
@@ -68,8 +75,9 @@ def run(config: Config) -> int:
         else:
             _log.info("connection.taken tag=%s", resources.tag)
             killpoints.reach("supervisor.taken")
-        tasks = _tasks(config, resources, store, ready, locks, held)
-        supervisor = Supervisor(resources, Path(config.run), tasks, ready, locks | held, before)
+        tasks = _tasks(config, resources, store, ready, locks, held, passed)
+        given_on = {**locks, **held, _PASSED: passed}
+        supervisor = Supervisor(resources, Path(config.run), tasks, ready, given_on, before)
         if before.workers:
             killpoints.reach("supervisor.executed")
         while (ended := supervisor.run()) is Ended.UPGRADE:
@@ -118,7 +126,13 @@ def _locks(config: Config, before: Handover) -> dict[str, int]:
 
 
 def _tasks(
-    config: Config, resources: Resources, store: BlockStore, ready: int, locks: dict[str, int], held: dict[str, int]
+    config: Config,
+    resources: Resources,
+    store: BlockStore,
+    ready: int,
+    locks: dict[str, int],
+    held: dict[str, int],
+    passed: int,
 ) -> list[Task]:
     """The workers. Each lets go of the descriptors it must not hold: a copy of the mount in the block server, or of the
     connection in the service, would keep a dead connection alive; a copy of a socket (`held`), who connects to it."""
@@ -127,7 +141,7 @@ def _tasks(
     def block() -> None:
         from .fuse.server import BlockServer
 
-        for fd in (connection.mount, *held.values()):
+        for fd in (connection.mount, passed, *held.values()):
             os.close(fd)
         notes = record_log.Notes(record_log.directory(config.root_path))
         resend = config.resend == "auto"
@@ -138,14 +152,14 @@ def _tasks(
 
         for fd in (connection.mount, *held.values()):
             os.close(fd)
-        main(config, Ring(ring), connection.device, doorbell)
+        main(config, Ring(ring), connection.device, doorbell, passed)
 
     def service() -> None:
         from .containerd.process import main
 
         for fd in (connection.device, ring, doorbell, *locks.values()):
             os.close(fd)
-        main(config, connection.mount, lambda: os.eventfd_write(ready, 1), held)
+        main(config, connection.mount, lambda: os.eventfd_write(ready, 1), held, passed)
 
     return [
         Task("block", block, _load_block),

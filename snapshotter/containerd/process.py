@@ -21,6 +21,7 @@ from snapshotter.cache import CachedLayer, inventory, refuse_if_used
 from snapshotter.config import Config
 from snapshotter.errors import NotFound, Precondition, SnapshotterError
 from snapshotter.eviction import Evictor
+from snapshotter.hotpages import HotPages
 from snapshotter.hotstore import HotStore
 from snapshotter.layers import Layers, NoLayers
 from snapshotter.lazyswitch import LazySwitch
@@ -29,6 +30,7 @@ from snapshotter.record.log import directory
 from snapshotter.record.recorder import Recorder
 from snapshotter.record.records import Records
 from snapshotter.rpc import Handler, Server
+from snapshotter.supervise.memory import PassedMemory
 from snapshotter.supervise.sockets import taken
 from snapshotter.version import VERSION
 from snapshotter.workload.starts import Starts
@@ -46,8 +48,9 @@ __all__ = ["main"]
 _log = logging.getLogger(__name__)
 
 
-def main(config: Config, mount_fd: int, ready: Callable[[], None], held: Mapping[str, int]) -> None:
-    """Serve until SIGTERM, on the sockets `held` by the supervisor; `ready` is called when containerd is answered."""
+def main(config: Config, mount_fd: int, ready: Callable[[], None], held: Mapping[str, int], passed: int) -> None:
+    """Serve until SIGTERM, on the sockets `held` by the supervisor; `ready` is called when containerd is answered.
+    `passed`: of `PassedMemory`."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     root, run = Path(config.root), Path(config.run)
@@ -63,6 +66,8 @@ def main(config: Config, mount_fd: int, ready: Callable[[], None], held: Mapping
         )
         admission = Admission(config.fetch.waiting_pulls, _WORKERS - _SPARE_WORKERS)
         layers = Layers(store, run / "fetch.sock", attacher, admission)
+        if config.hotset.prefetch:
+            HotPages(store.layers, run / "fetch.sock", attacher).start()
         records = Records(root, HotStore(root), config.workload)
         recorder = _recorder(config, store, attacher, layers, records)
         starts = Starts(config, recorder, records, layers, containers)
@@ -70,7 +75,7 @@ def main(config: Config, mount_fd: int, ready: Callable[[], None], held: Mapping
         _log.error("service.ordinary_only reason=%r", str(error))
         layers = NoLayers(str(error))
     rules = LazyRules(LazySwitch(root), config.lazy.include, config.lazy.exclude)
-    access = PullAccess(config, lambda: [layer.ref.image for layer in snapshots.lazy_layers()])
+    access = PullAccess(config, PassedMemory(passed), lambda: [layer.ref.image for layer in snapshots.lazy_layers()])
     snapshots = Snapshots(root, layers, rules.refusal, access.find_layer, starts, on_damage=stop.set)
     cache = _Cache(store, layers, snapshots)
     evictor: Evictor | None = None
@@ -85,12 +90,11 @@ def main(config: Config, mount_fd: int, ready: Callable[[], None], held: Mapping
         "cache-remove": lambda request: cache.remove(request["name"]),
         "cache-doubt": lambda request: layers.doubt(request["name"], request["runs"]),
         "explain": lambda request: explain_container(snapshots, layers, starts, request),
-        **access.ops,
     }
     if recorder is not None:
         recorder.load({snapshot.key for snapshot in snapshots.select()})
         ops |= _record_ops(recorder)
-    control = Server(run / "control.sock", ops)
+    control = Server(config.control_path, ops, taken(held, "socket-control", config.control_path))
     # containers that still run get their layers back before containerd is served; a slow layer holds up no other
     restored = threading.Thread(target=_restore, args=(snapshots, layers, recorder), name="restore", daemon=True)
     restored.start()

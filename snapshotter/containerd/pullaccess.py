@@ -5,14 +5,14 @@ credentials the kubelet passed, which pulls are under way.
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from snapshotter.config import Config
 from snapshotter.cri import ImageServiceProxy, Pulls
 from snapshotter.errors import UserError
 from snapshotter.model import Digest, LayerRef
-from snapshotter.registry.passed import PassedCredentials, take_back
+from snapshotter.registry.passed import PassedCredentials
 from snapshotter.rpc import call
+from snapshotter.supervise.memory import PassedMemory
 from snapshotter.supervise.sockets import taken
 
 from .client import Containerd
@@ -27,17 +27,16 @@ _LOCATE_S = 10.0
 
 
 class PullAccess:
-    """`find_layer` is for `LayerChoice`, `ops` are for the control socket."""
+    """`find_layer` is for `LayerChoice`."""
 
-    def __init__(self, config: Config, used: Callable[[], Iterable[str]]) -> None:
-        """`used()`: references of the images that lazy layers came from."""
+    def __init__(self, config: Config, memory: PassedMemory, used: Callable[[], Iterable[str]]) -> None:
+        """`memory` has the credentials from before. `used()`: references of the images that lazy layers came from."""
         self._config = config
         self._fetch = Path(config.run) / "fetch.sock"
         self._proxy: ImageServiceProxy | None = None
         passed = PassedCredentials()
-        take_back(passed, self._fetch)
-        self._pulls = Pulls(passed, self._fetch, used)
-        self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {"credentials": lambda request: passed.rows()}
+        passed.replace(memory.read())
+        self._pulls = Pulls(passed, memory, self._fetch, used)
         self.find_layer: Callable[[str, str], LayerRef] = cannot_find
         if config.containerd.address:
             containerd = Containerd(Path(config.containerd.address))

@@ -3,7 +3,7 @@
 Credentials are handed to the fetch process before containerd begins, for it asks us for layers in the middle of the
 pull. They are kept for as long as a lazy layer on this node comes from their repository, because blocks are fetched
 long after the pull; those of a failed pull are forgotten, and so are those that no layer needs after an image was
-removed. This process and the fetch process hold the same table: whichever is killed gets it back from the other.
+removed. The table is also in `supervise.memory`, where the successor of this process or of the fetch process finds it.
 
 Shared state: `_lock` guards the table of pulls under way; `_handing` is held while the table of credentials is handed
 over, so that an older one never replaces a newer one.
@@ -22,6 +22,7 @@ from snapshotter.errors import InvalidArgument, SnapshotterError
 from snapshotter.registry.passed import PassedCredentials
 from snapshotter.registry.reference import ImageRef, parse_reference
 from snapshotter.rpc import Unanswered, call
+from snapshotter.supervise.memory import PassedMemory
 
 __all__ = ["Pulls"]
 
@@ -35,9 +36,13 @@ _RETRY_S = 0.05
 class Pulls:
     """Thread-safe."""
 
-    def __init__(self, passed: PassedCredentials, fetch: Path, used: Callable[[], Iterable[str]]) -> None:
-        """`fetch`: the fetch process's socket. `used()`: references of the images that lazy layers came from."""
+    def __init__(
+        self, passed: PassedCredentials, memory: PassedMemory, fetch: Path, used: Callable[[], Iterable[str]]
+    ) -> None:
+        """`memory`: where `passed` is kept, too. `fetch`: the fetch process's socket. `used()`: references of the
+        images that lazy layers came from."""
         self._passed = passed
+        self._memory = memory
         self._fetch = fetch
         self._used = used
         self._lock = threading.Lock()
@@ -96,13 +101,15 @@ class Pulls:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Have the fetch process know the same. Where it does not answer in time the pull goes on all the same: it asks
-        for the table when it starts."""
+        """Have the fetch process know the same. Where it does not answer in time the pull goes on all the same: it
+        looks at the memory when it starts."""
         give_up = time.monotonic() + _RESPAWN_S
         with self._handing:
+            rows = self._passed.rows()
+            self._memory.write(rows)
             while True:
                 try:
-                    call(self._fetch, "set-credentials", _ANSWER_S, rows=self._passed.rows())
+                    call(self._fetch, "set-credentials", _ANSWER_S, rows=rows)
                     return
                 except SnapshotterError as error:
                     if not isinstance(error, Unanswered) or time.monotonic() > give_up:

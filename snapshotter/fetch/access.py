@@ -1,7 +1,7 @@
 """The fetch process's way to registries, and the calls of the service that concern it: credentials, whose image it is.
 
-Credentials that came with pulls are held here and in the service process, see `cri.pulls`; this process, when it starts
-anew, asks the service for them.
+Credentials that came with pulls are handed over by the service process, see `cri.pulls`; when this process starts they
+are in `supervise.memory`.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,8 @@ from snapshotter.config import Config
 from snapshotter.model import Digest
 from snapshotter.registry import Registry
 from snapshotter.registry.locate import locate
-from snapshotter.registry.passed import PassedCredentials, take_back
+from snapshotter.registry.passed import PassedCredentials
+from snapshotter.supervise.memory import PassedMemory
 
 __all__ = ["RegistryAccess"]
 
@@ -19,12 +20,11 @@ __all__ = ["RegistryAccess"]
 class RegistryAccess:
     """The registry client, with `ops` for the socket."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, memory: PassedMemory) -> None:
         self._passed = PassedCredentials()
-        take_back(self._passed, config.control_path)
+        self._passed.replace(memory.read())
         self.registry = Registry(config.registry, self._passed)
         self.ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "credentials": lambda request: self._passed.rows(),
             "set-credentials": lambda request: self._passed.replace(request["rows"]),
             "locate": self._locate,
         }

@@ -29,6 +29,7 @@ from snapshotter.killpoints import reach
 from snapshotter.model import Digest, RemoteBlob
 from snapshotter.registry import parse_reference
 from snapshotter.rpc import Server
+from snapshotter.supervise.memory import PassedMemory
 from snapshotter.unproven import Unproven
 
 from .access import RegistryAccess
@@ -457,9 +458,9 @@ def _looked_at(directory: Path) -> contextlib.closing[LayerFiles]:
     return contextlib.closing(LayerFiles(directory))
 
 
-def main(config: Config, ring: Ring, device: int, doorbell: int) -> None:
-    """Be the fetch process of the daemon until it is killed."""
-    access = RegistryAccess(config)
+def main(config: Config, ring: Ring, device: int, doorbell: int, passed: int) -> None:
+    """Be the fetch process of the daemon until it is killed. `passed`: of `PassedMemory`."""
+    access = RegistryAccess(config, PassedMemory(passed))
     registry = access.registry
     sources = Sources(config, registry)
     process = FetchProcess(

@@ -2,7 +2,7 @@
 
 They belong to the repository of the image that was pulled. Of each repository the newest few are kept, since pods in
 different namespaces bring different ones, and are tried in turn. In memory only; in no repr, message or log line.
-`rows` and `replace` are for handing them to another of our processes.
+`rows` and `replace` are for handing them to another of our processes, and to `supervise.memory`.
 """
 
 import json
@@ -11,23 +11,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from snapshotter.errors import SnapshotterError
 from snapshotter.log import fields
 from snapshotter.registry.credentials import Credential
 from snapshotter.registry.endpoint import Endpoint
 from snapshotter.registry.reference import DOCKER, DOCKER_API, ImageRef
-from snapshotter.rpc import Unanswered, call
 
-__all__ = ["Passed", "PassedCredentials", "take_back"]
+__all__ = ["Passed", "PassedCredentials", "Row"]
 
 _log = logging.getLogger(__name__)
 
 _A_REPOSITORY = 4  # as many namespaces with secrets of their own; more are tried one after the other for nothing
 _REPOSITORIES = 256
 _ROW_BYTES = 8 << 10  # tokens of clouds have 3 KiB; all rows together are far from the longest line of `rpc`
-_ANSWER_S = 2.0
 _DOCKER_NAMES = (DOCKER, DOCKER_API, "index.docker.io")
 
 Row = Mapping[str, str]
@@ -129,14 +125,3 @@ def _row(key: tuple[str, str], one: Passed) -> Row:
         "identity_token": one.credential.identity_token,
         "registry_token": one.credential.registry_token,
     }
-
-
-def take_back(passed: PassedCredentials, socket: Path) -> None:
-    """At the start of a process: have the credentials that the process behind `socket` holds. Where none answers there
-    are none, as at the start of the daemon."""
-    try:
-        passed.replace(call(socket, "credentials", _ANSWER_S))
-    except Unanswered:
-        return
-    except SnapshotterError as error:
-        _log.error("credentials.not_taken_back error=%r", str(error))

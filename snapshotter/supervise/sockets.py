@@ -1,8 +1,9 @@
-"""The sockets on which containerd and the kubelet reach the service, held by the supervisor.
+"""The sockets on which containerd, the kubelet and the command line reach the service, held by the supervisor.
 
 While the service is replaced, who connects is not refused: the connection waits in the socket's backlog, and the
 successor, which inherits the socket, answers. containerd's client would pause for a second and more after a refusal.
-They are also in the service manager's store, so connections wait through a restart of the daemon, too.
+The first two are also in the service manager's store, so connections wait through a restart of the daemon, too; the
+command line is to learn at once that no daemon runs.
 """
 
 import logging
@@ -21,10 +22,12 @@ __all__ = ["complete", "kept_of", "let_go", "taken", "wanted"]
 
 _log = logging.getLogger(__name__)
 
+_CONTROL = "socket-control"
+
 
 def wanted(config: Config) -> dict[str, Path]:
     """Where the sockets are to be, by their names in the store and in a handover."""
-    paths = {"socket-containerd": config.socket_path}
+    paths = {"socket-containerd": config.socket_path, _CONTROL: config.control_path}
     return paths | {"socket-cri": config.cri_path} if config.cri.enabled else paths
 
 
@@ -44,13 +47,14 @@ def complete(paths: Mapping[str, Path], held: dict[str, int]) -> None:
                 _log.error("socket.not_held socket=%s reason=%r", path, str(error))
             else:
                 reach("supervisor.listening")
-                sdnotify.store(name, held[name])
+                if name != _CONTROL:
+                    sdnotify.store(name, held[name])
 
 
 def let_go(paths: Mapping[str, Path], held: Mapping[str, int]) -> None:
     """At the daemon's end: take the names away, but of those that the service manager keeps for the next one."""
     for name, fd in held.items():
-        if "NOTIFY_SOCKET" not in os.environ and is_at(paths[name], fd):
+        if (name == _CONTROL or "NOTIFY_SOCKET" not in os.environ) and is_at(paths[name], fd):
             paths[name].unlink(missing_ok=True)
 
 

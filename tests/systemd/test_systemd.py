@@ -94,7 +94,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def test_it_is_ready_when_containerd_can_connect(node: Node) -> None:
     assert node.machine.show("ActiveState") == "active" and node.machine.show("SubState") == "running"
-    assert node.machine.show("NFileDescriptorStore") == "5"
+    assert node.machine.show("NFileDescriptorStore") == "6"
     assert "containerd.service" in node.machine.show("Before").split()
     assert int(node.machine.show("MainPID")) == node.pids()["supervisor"]
     complaints = [line for line in node.machine.journal().splitlines() if "bootseer.service:" in line]
@@ -114,7 +114,7 @@ def test_readers_wait_through_a_restart(node: Node) -> None:
     node.registry.open()
     node.right(reading, 0, 1)
     node.right(other, 2)
-    assert node.machine.show("NFileDescriptorStore") == "5"
+    assert node.machine.show("NFileDescriptorStore") == "6"
     assert "connection.taken" in node.machine.journal() and "attach.healed" not in node.machine.journal()
 
 
@@ -167,7 +167,7 @@ def test_stopped_and_started(node: Node) -> None:
     node.machine.systemctl("stop", "bootseer")
     reading = node.machine.reader(*node.names(25))
     if kept:
-        assert node.machine.show("NFileDescriptorStore") == "5"
+        assert node.machine.show("NFileDescriptorStore") == "6"
     else:
         _, wrong = reading.communicate(timeout=120)
         assert reading.returncode == 1 and "Input/output error" in wrong
@@ -175,7 +175,7 @@ def test_stopped_and_started(node: Node) -> None:
     if kept:
         node.right(reading, 25)
     node.right(node.machine.reader(*node.names(25, 26, 27)), 25, 26, 27)
-    assert node.machine.show("NFileDescriptorStore") == "5"
+    assert node.machine.show("NFileDescriptorStore") == "6"
     assert ("attach.healed" in node.machine.journal()) is not kept
 
 

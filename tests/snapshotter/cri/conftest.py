@@ -1,5 +1,6 @@
 """What stands behind the proxy: a gRPC server that answers any method as it is told, and the fetch process's socket."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 
 from snapshotter.registry.passed import PassedCredentials
 from snapshotter.rpc import Server
+from snapshotter.supervise.memory import PassedMemory
 
 Answer = Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]
 
@@ -76,6 +78,14 @@ def short() -> Iterator[Path]:
     """A directory for sockets, whose paths end at 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="bs", dir="/tmp") as directory:
         yield Path(directory)
+
+
+@pytest.fixture
+def memory() -> Iterator[PassedMemory]:
+    """Where credentials outlive the processes."""
+    fd = PassedMemory.create()
+    yield PassedMemory(fd)
+    os.close(fd)
 
 
 @pytest.fixture

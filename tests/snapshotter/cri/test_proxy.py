@@ -12,6 +12,7 @@ from proto import cri_pb2
 from snapshotter.cri import ImageServiceProxy, Pulls
 from snapshotter.listening import bind
 from snapshotter.registry.passed import PassedCredentials
+from snapshotter.supervise.memory import PassedMemory
 from tests.snapshotter.cri.conftest import Fetch, Upstream
 
 SECRET = "s3cr:t"
@@ -41,10 +42,10 @@ class Kubelet:
 
 
 @pytest.fixture
-def kubelet(short: Path, upstream: Upstream, fetch: Fetch) -> Iterator[Kubelet]:
+def kubelet(short: Path, upstream: Upstream, fetch: Fetch, memory: PassedMemory) -> Iterator[Kubelet]:
     passed = PassedCredentials()
     made: list[Kubelet] = []
-    pulls = Pulls(passed, fetch.path, lambda: made[0].used)
+    pulls = Pulls(passed, memory, fetch.path, lambda: made[0].used)
     proxy = ImageServiceProxy(bind(short / "k.sock"), upstream.path, pulls)
     made.append(Kubelet(proxy, short / "k.sock", pulls, passed))
     yield made[0]
@@ -132,8 +133,9 @@ def test_other_services_are_not_served(kubelet: Kubelet, upstream: Upstream) -> 
     assert upstream.asked == []
 
 
-def test_without_containerd_and_with_it_again(short: Path, fetch: Fetch) -> None:
-    proxy = ImageServiceProxy(bind(short / "k.sock"), short / "c.sock", Pulls(PassedCredentials(), fetch.path, list))
+def test_without_containerd_and_with_it_again(short: Path, fetch: Fetch, memory: PassedMemory) -> None:
+    pulls = Pulls(PassedCredentials(), memory, fetch.path, list)
+    proxy = ImageServiceProxy(bind(short / "k.sock"), short / "c.sock", pulls)
     with grpc.insecure_channel(f"unix://{short}/k.sock") as channel:
         ask = channel.unary_unary("/runtime.v1.ImageService/ListImages", bytes, bytes)
         with pytest.raises(grpc.RpcError) as failed:

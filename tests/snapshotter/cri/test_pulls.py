@@ -1,6 +1,5 @@
 """Handing credentials to the fetch process: while it is down, when it comes back, and what is kept of which pull."""
 
-import logging
 import threading
 import time
 from pathlib import Path
@@ -11,9 +10,10 @@ from snapshotter.cri.pulls import Pulls
 from snapshotter.cri.requests import PullRequest
 from snapshotter.errors import SnapshotterError, Transient
 from snapshotter.registry.credentials import Credential
-from snapshotter.registry.passed import Passed, PassedCredentials, take_back
+from snapshotter.registry.passed import Passed, PassedCredentials
 from snapshotter.registry.reference import parse_reference
 from snapshotter.rpc import Server
+from snapshotter.supervise.memory import PassedMemory
 from tests.snapshotter.cri.conftest import Fetch
 
 SECRET = "s3cr:t"
@@ -29,8 +29,8 @@ def passed() -> PassedCredentials:
 
 
 @pytest.fixture
-def pulls(fetch: Fetch, passed: PassedCredentials) -> Pulls:
-    return Pulls(passed, fetch.path, list)
+def pulls(fetch: Fetch, passed: PassedCredentials, memory: PassedMemory) -> Pulls:
+    return Pulls(passed, memory, fetch.path, list)
 
 
 def test_a_fetch_process_that_is_being_started_is_waited_for(pulls: Pulls, fetch: Fetch) -> None:
@@ -43,29 +43,25 @@ def test_a_fetch_process_that_is_being_started_is_waited_for(pulls: Pulls, fetch
 
 
 def test_one_that_stays_away_holds_up_no_pull(
-    pulls: Pulls, fetch: Fetch, passed: PassedCredentials, caplog: pytest.LogCaptureFixture
+    pulls: Pulls, fetch: Fetch, memory: PassedMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     fetch.stop()
     began = time.monotonic()
     with pulls.pulling(_request()):
         assert time.monotonic() - began < 6
     assert "credentials.not_handed_over" in caplog.text and SECRET not in caplog.text
-    assert len(passed.rows()) == 1, "it asks for them when it starts"
+    assert len(memory.read()) == 1, "it finds them when it starts"
 
 
 def test_one_that_is_of_another_opinion_holds_up_no_pull(
-    short: Path, passed: PassedCredentials, caplog: pytest.LogCaptureFixture
+    short: Path, passed: PassedCredentials, memory: PassedMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(short / "other.sock", {})
-    with pulls_of(passed, short / "other.sock").pulling(_request()):
+    with Pulls(passed, memory, short / "other.sock", list).pulling(_request()):
         pass
     server.close()
     assert "credentials.not_handed_over" in caplog.text and SECRET not in caplog.text
     caplog.clear()
-
-
-def pulls_of(passed: PassedCredentials, socket: Path) -> Pulls:
-    return Pulls(passed, socket, list)
 
 
 def test_without_credentials_nothing_is_handed_over(pulls: Pulls, fetch: Fetch) -> None:
@@ -97,40 +93,21 @@ def test_a_failure_leaves_what_another_pull_needs(pulls: Pulls, passed: PassedCr
 
 
 def test_what_cannot_be_counted_is_kept(
-    fetch: Fetch, passed: PassedCredentials, caplog: pytest.LogCaptureFixture
+    fetch: Fetch, passed: PassedCredentials, memory: PassedMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> list[str]:
         raise SnapshotterError("the database is gone")
 
-    pulls = Pulls(passed, fetch.path, broken)
+    pulls = Pulls(passed, memory, fetch.path, broken)
     with pulls.pulling(_request()):
         pass
     pulls.forget_unused()
     assert len(passed.rows()) == 1 and "credentials.kept" in caplog.text
 
 
-def test_those_of_a_pull_under_way_are_kept(pulls: Pulls, fetch: Fetch) -> None:
+def test_those_of_a_pull_under_way_are_kept(pulls: Pulls, fetch: Fetch, memory: PassedMemory) -> None:
     with pulls.pulling(_request()):
         pulls.forget_unused()
-        assert len(fetch.passed.rows()) == 1
+        assert len(fetch.passed.rows()) == 1 and memory.read() == fetch.passed.rows()
     pulls.forget_unused()
-    assert fetch.passed.rows() == []
-
-
-def test_a_process_takes_back_what_the_other_holds(
-    short: Path, passed: PassedCredentials, caplog: pytest.LogCaptureFixture
-) -> None:
-    take_back(passed, short / "none.sock")
-    assert passed.rows() == [] and not caplog.records
-    held = PassedCredentials()
-    for number in range(3):
-        held.put(parse_reference("r.io/app:1"), Passed(Credential("me", f"{SECRET}{number}"), "r.io"))
-    server = Server(short / "s.sock", {"credentials": lambda request: held.rows()})
-    take_back(passed, short / "s.sock")
-    server.close()
-    assert passed.rows() == held.rows() and len(held.rows()) == 3
-    server = Server(short / "s.sock", {})
-    with caplog.at_level(logging.ERROR):
-        take_back(passed, short / "s.sock")
-    server.close()
-    assert "credentials.not_taken_back" in caplog.text and SECRET not in caplog.text
+    assert fetch.passed.rows() == [] and memory.read() == []

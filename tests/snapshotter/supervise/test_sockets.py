@@ -23,9 +23,10 @@ def closing() -> Iterator[ExitStack]:
 
 
 def test_which_are_wanted() -> None:
-    assert sockets.wanted(Config(run="/r")) == {NAME: Path("/r/bootseer.sock")}
+    control = {"socket-control": Path("/r/control.sock")}
+    assert sockets.wanted(Config(run="/r")) == {NAME: Path("/r/bootseer.sock"), **control}
     config = Config(run="/r", socket="/x/b.sock", cri=CriConfig(enabled=True))
-    assert sockets.wanted(config) == {NAME: Path("/x/b.sock"), "socket-cri": Path("/r/cri.sock")}
+    assert sockets.wanted(config) == {NAME: Path("/x/b.sock"), "socket-cri": Path("/r/cri.sock"), **control}
 
 
 def test_one_that_is_kept_goes_on_where_its_name_leads_to_it(tmp_path: Path, closing: ExitStack) -> None:
@@ -50,18 +51,20 @@ def test_one_that_cannot_be_made_stays_out(tmp_path: Path, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("manager", [False, True])
+@pytest.mark.parametrize("name", [NAME, "socket-control"])
 def test_the_name_stays_where_a_manager_keeps_the_socket(
-    tmp_path: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, manager: bool
+    tmp_path: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, name: str, manager: bool
 ) -> None:
+    """The command line is to learn that no daemon runs."""
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    paths = {NAME: tmp_path / "s"}
+    paths = {name: tmp_path / "s"}
     held: dict[str, int] = {}
     sockets.complete(paths, held)
-    closing.callback(os.close, held[NAME])
+    closing.callback(os.close, held[name])
     if manager:
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     sockets.let_go(paths, held)
-    assert paths[NAME].exists() is manager
+    assert paths[name].exists() is (manager and name == NAME)
 
 
 def test_a_name_that_leads_to_another_socket_is_left_alone(tmp_path: Path, closing: ExitStack) -> None:

@@ -1,8 +1,9 @@
 """What a node has that other nodes may not: hot sets that its recordings agree on, and indexes that it has made itself.
 
-A hot set is offered when the newest `min_records` recordings of its workload agree. `default` is one when it was mixed
-here, and all workloads it is mixed of agree. What was carried over, imported or found elsewhere never is: it is made of
-the recordings themselves, not read from where such sets lie. Changes nothing.
+A hot set is offered when the newest `min_records` recordings of its workload agree. `default`, where it is mixed here,
+is offered as it would be without the workloads that do not: a shell that somebody opened once is not to hold it back.
+What was carried over, imported or found elsewhere never is: all is made of the recordings themselves, not read from
+where such sets lie. Changes nothing.
 """
 
 import hashlib
@@ -67,14 +68,17 @@ def hot_offers(config: Config, layers: dict[str, LayerRecord]) -> Iterator[HotOf
 
 def _agreed(records: Records, key: str, least: int) -> Iterator[HotSet]:
     own = records.of(key)
-    agreed = {workload for workload, found in own.items() if agree(found, least)}
-    for workload in agreed - {DEFAULT_WORKLOAD}:
-        if records.hotsets.path(key, workload).exists():  # one whose set was removed does not count any more
-            yield fitted(own_set(own[workload]))
+    agreed = {
+        workload: found
+        for workload, found in own.items()
+        if agree(found, least) and records.hotsets.path(key, workload).exists()  # what was removed counts no more
+    }
+    for workload in agreed.keys() - {DEFAULT_WORKLOAD}:
+        yield fitted(own_set(agreed[workload]))
+    if not agreed:
+        return
     if records.mixes_default(key):
-        default = records.hotsets.load(key, DEFAULT_WORKLOAD)
-        if default is not None and own and agreed == own.keys():
-            yield default.hotset
+        yield fitted(records.mixture(agreed))
     elif DEFAULT_WORKLOAD in agreed and _is_own(records, key, own[DEFAULT_WORKLOAD]):
         yield fitted(own_set(own[DEFAULT_WORKLOAD]))
 

@@ -102,6 +102,12 @@ class Records:
                 _log.warning("record.damaged path=%s error=%r", path, str(error))
         return found
 
+    def mixture(self, records: Mapping[str, list[HotSet]]) -> HotSet:
+        """The `default` that these recordings by workload would make; there is at least one."""
+        config = self._config
+        most_blocks = (config.default_mib << 20) // BLOCK
+        return default_set(records, config.records, most_blocks, config.default_share)
+
     def mixes_default(self, key: str) -> bool:
         """Whether the image's `default` here is one that was made of recordings of its workloads."""
         with contextlib.suppress(OSError):
@@ -145,9 +151,7 @@ class Records:
             old.unlink(missing_ok=True)
 
     def _mix(self, key: str, records: Mapping[str, list[HotSet]]) -> Kept:
-        config = self._config
-        most_blocks = (config.default_mib << 20) // BLOCK
-        hotset = default_set(records, config.records, most_blocks, config.default_share)
+        hotset = self.mixture(records)
         before = _stamp(self._default(key)) if self.mixes_default(key) else ""
 
         def note(file: Path) -> None:

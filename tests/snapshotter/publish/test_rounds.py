@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from blockindex.hotpack import HeadReader
 from blockindex.hotset import image_key
 from snapshotter.artifacts.finder import Finder, Found
 from snapshotter.artifacts.model import Kind
@@ -100,6 +101,20 @@ def test_two_nodes_at_the_same_time(image: str, tmp_path: Path) -> None:
     assert nodes[0].done() == nodes[1].done() == {}
     for kind, workload in ((Kind.LAYER_INDEX, ""), (Kind.HOT_SET, "train"), (Kind.HOT_SET, "default")):
         assert 1 <= len(found(image, kind, workload)) <= 2
+
+
+def test_a_start_that_nobody_repeats_holds_nothing_back(image: str, tmp_path: Path) -> None:
+    """`default` is published without it."""
+    node = Node(tmp_path / "a", image, LAYERS)
+    node.record(OTHER, "shell")
+    assert node.done() == {"": "published"}
+    node.record(START, times=2)
+    assert node.done() == {"train": "published", "default": "published"}
+    (default,) = found(image, Kind.HOT_SET, "default")
+    pack = HeadReader().feed(default.artifact.blobs[0].data)
+    assert pack is not None and pack.hotset.block_count == node.hotset(START, "train").block_count
+    node.record(OTHER, "shell")
+    assert node.done() == {"shell": "published", "default": "published"}
 
 
 def test_a_set_that_has_changed_takes_the_place_of_the_old_one(image: str, tmp_path: Path) -> None:

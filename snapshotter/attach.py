@@ -104,6 +104,10 @@ class Attacher:
         """Node name -> mount point of what is mounted now for all containers."""
         return {path.name: str(path) for path in self._targets() if "." not in path.name}
 
+    def mounts_of(self, name: str) -> list[Path]:
+        """Where the layer of this node name is mounted, privately too."""
+        return [target for target in self._targets() if target.name.partition(".")[0] == name]
+
     def private(self) -> list[str]:
         """Names (`<node name>.<slot>`) of the private mounts there are now, and of mount points without one, which a
         killed service has left."""

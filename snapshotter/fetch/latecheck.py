@@ -14,8 +14,10 @@ If anything differs, and before it is written over:
   (`snapshotter.alarms`); the pack goes into quarantine, and nothing more is taken from it;
 - its other unproven blocks, in all layers, are in doubt from now on, as after a power cut: none of them is served again
   before the layer has proven it;
-- the layer's own bytes go into the store. Programs that run may have used the wrong ones, and the kernel may keep them
-  in its page cache: the operator is told to restart them, and nothing is changed under them in silence.
+- the kernel drops what it has of both in its page cache, which it may have read before any program asked (`landed`,
+  `hotpages`), unless a program has it mapped;
+- the layer's own bytes go into the store. Programs that run may have used the wrong ones, and what they have mapped
+  stays: the operator is told to restart them, and nothing is changed under them in silence.
 
 A pack writes only blocks that may not be read yet: it never changes a byte that somebody can have seen. After a reboot
 an unproven block is in doubt twice; one that is all zeros then, where the layer has none, is a write that a power cut
@@ -42,6 +44,8 @@ from snapshotter.blockstore import ABSENT, PRESENT, UNVERIFIED, LayerFiles
 from snapshotter.killpoints import reach
 from snapshotter.unproven import Pack, Unproven
 
+from .landed import Landed
+
 __all__ = ["LateCheck"]
 
 _log = logging.getLogger(__name__)
@@ -54,8 +58,10 @@ Run = tuple[int, int]
 class LateCheck:
     """One layer's. All of its blocks are written here. Thread-safe."""
 
-    def __init__(self, files: LayerFiles, index: LayerIndex, alarms: Alarms) -> None:
+    def __init__(self, files: LayerFiles, index: LayerIndex, alarms: Alarms, landed: Landed) -> None:
+        """`landed` hears of blocks of a pack that are in doubt: the kernel may have them in its page cache."""
         self._files = files
+        self._landed = landed
         self._index = index
         self._alarms = alarms
         self._lock = Lock()
@@ -190,12 +196,16 @@ class LateCheck:
         for start, end in self._unproven.runs() if numbers else ():
             marks = self._unproven.marks(start, end)
             for first, last in _runs(start + place for place, mark in enumerate(marks) if mark in numbers):
-                self._files.distrust(first, last)
+                self._distrust(first, last)
+
+    def _distrust(self, first: int, last: int) -> None:
+        self._files.distrust(first, last)
+        self._landed.doubt(self._files.name, first, last)
 
     def _refute(self, pack: Pack, runs: list[Run], served: bool) -> None:
         """The pack is wrong there."""
         for first, last in runs if served else ():
-            self._files.distrust(first, last)
+            self._distrust(first, last)
         self._doubt(pack.digest)
         reach("fetch.doubted")
         record = self._files.record

@@ -35,6 +35,7 @@ from snapshotter.unproven import Pack
 from .flight import Flight
 from .host import Host, Lane
 from .journal import Journal
+from .landed import Landed
 from .latecheck import LateCheck
 from .overflow import Overflow
 
@@ -141,11 +142,13 @@ class LayerFetch:
         journal: Journal | None = None,
         overflow: Overflow | None = None,
         alarms: Alarms | None = None,
+        landed: Landed | None = None,
     ) -> None:
         """`sources`: the blob at each registry that is known to have it, in the order in which to try them. `growth`
         bounds how many bytes one request asks for (readers that read on and on, background), `patience_s` how long the
         layer is left alone after failures in a row. What happens is noted in `journal`; `overflow` has what the disk
-        refuses; `alarms` hears of packs that the layer refutes (default: the store's)."""
+        refuses; `alarms` hears of packs that the layer refutes (default: the store's); `landed` of what packs
+        bring."""
         self.files = files
         self.index = index
         self.sources = list(sources)
@@ -174,7 +177,8 @@ class LayerFetch:
         self._retry_at = 0.0  # monotonic seconds
         self._last_failure = ""
         self._trust_holes()
-        self.late = LateCheck(files, index, alarms or Alarms(files.directory.parents[1]))
+        self._landed = landed or Landed()
+        self.late = LateCheck(files, index, alarms or Alarms(files.directory.parents[1]), self._landed)
         self._check_complete()
 
     def __repr__(self) -> str:
@@ -515,6 +519,8 @@ class LayerFetch:
         """Bytes of the blocks `[start, end)` have come in a hot pack. Corrupt when the layer refutes them."""
         if not self.files.has(start, end):
             self.late.store_hot(start, end, data, pack)
+            if self.files.has(start, end):
+                self._landed.add(self.files.name, start, end)
         self.tally.hot_blocks += end - start
         self._arrived(start, end, Lane.HOT)
 

@@ -38,6 +38,7 @@ from .carrying import Carrying
 from .host import Host
 from .hotsets import Prefetches
 from .journal import Journal
+from .landed import Landed
 from .latejudge import LateJudge
 from .layer import LayerFetch, Tally, Waiter
 from .overflow import Overflow
@@ -95,6 +96,7 @@ class FetchProcess:
         self._layers: dict[str, LayerFetch] = {}
         self._journal = Journal()
         self._overflow = Overflow()
+        self._landed = Landed()
         self._judge = LateJudge(Path(config.root))
         self._alarms = Alarms(Path(config.root), self._doubt_pack)
         self._hosts: dict[str, Host] = {}
@@ -119,6 +121,7 @@ class FetchProcess:
             "journal": self.journal,
             "doubt": self.doubt,
             "refusing": lambda request: self._overflow.refusing,
+            "landed": lambda request: asdict(self._landed.take(request["wait_s"])),
         }
 
     # -- reads -------------------------------------------------------------------------------------------------------
@@ -238,7 +241,8 @@ class FetchProcess:
         patience_s = min(_PATIENCE_S, fetch.read_timeout_s / 4)
         sources = list(dict.fromkeys(blobs))
         growth = fetch.span_growth_kib << 10
-        return LayerFetch(files, index, sources, host, growth, patience_s, self._journal, self._overflow, self._alarms)
+        shared = (self._journal, self._overflow, self._alarms, self._landed)
+        return LayerFetch(files, index, sources, host, growth, patience_s, *shared)
 
     def _doubt_pack(self, digest: str) -> None:
         """A layer has refuted a pack: none serves anything more of it that it has not proven itself."""

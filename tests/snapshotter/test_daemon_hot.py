@@ -15,6 +15,8 @@ from blockindex.codec import decode_index, index_name
 from blockindex.hotpack import Codec, HotPack, write_pack
 from blockindex.hotset import HotExtent, HotLayer, HotSet, hotset_name, image_key
 from blockindex.model import BLOCK
+from snapshotter.blockstore import node_name
+from snapshotter.workload.judging import blocks_read
 from tests.snapshotter.daemon import Daemon, Layer, encoded_index, expected, make_layer, origin, reader
 from tests.snapshotter.rangeserver import Action, Hold, RangeServer, Request
 
@@ -140,6 +142,21 @@ def test_hot_blocks_come_without_any_reader_and_save_every_demand_fetch(
         taken = sorted(it.range for it in site.pack_requests() if it.range)
         for (_, end), (start, _) in pairwise(taken):
             assert end == start, "each byte once"
+
+
+def test_what_has_landed_is_in_the_page_cache_before_anyone_reads_it(
+    tmp_path: Path, layers: list[Layer], site: Site
+) -> None:
+    hot_blocks = _HOT_FILES * _BLOCKS
+    with Daemon(tmp_path, site.registry, site.toml() + _NO_BACKGROUND) as daemon:
+        daemon.prepare(*layers)
+        mounts = [daemon.root / "m" / node_name(layer.digest) for layer in layers]
+        _until(lambda: _over(daemon), "the end of the prefetch")
+        _until(lambda: all((blocks_read(it) or 0) >= hot_blocks for it in mounts), "the kernel's reads")
+        before = [blocks_read(it) for it in mounts]
+        _read_all(daemon, layers, _hot_names)
+        assert [blocks_read(it) for it in mounts] == before, "programs find it there"
+        assert [row["demand_fetches"] for row in _layer_rows(daemon)] == [0, 0], "and not a block more was read"
 
 
 def test_one_request_on_a_new_connection_brings_the_first_hot_blocks(

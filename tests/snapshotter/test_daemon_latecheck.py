@@ -80,6 +80,12 @@ def test_a_lie_raises_an_alarm_and_a_restart_after_it_reads_what_is_right(tmp_pa
             [alarm] = daemon.status()["alarms"]
             assert alarm["runs"] == [[_LIE, _LIE + 1]] and alarm["files"] == ["/f0000"] and alarm["served"]
             assert alarm["images"] == [f"{registry.host}/app:1"] and alarm["pack"]["digest"] == digest
+
+            def is_right() -> bool:
+                again = reader("read", mount / "f0000")
+                return again.communicate(timeout=60)[0].split() == expected(layer, "f0000")
+
+            _until(is_right, "the kernel drops what is in doubt, where no program has it mapped")
             shown = _bootseer(daemon, "status")
             assert "ALARM" in shown and alarm["id"] in shown and "/f0000" in shown
             cleared = json.loads(_bootseer(daemon, "alarm", "clear", "--json"))

@@ -20,6 +20,7 @@ from snapshotter.errors import NotFound, Transient
 from snapshotter.fetch import host as host_module
 from snapshotter.fetch import layer as layer_module
 from snapshotter.fetch import packplan as packplan_module
+from snapshotter.fetch import packrequests as packrequests_module
 from snapshotter.fetch import prefetch as prefetch_module
 from snapshotter.fetch.host import Lane
 from snapshotter.fetch.prefetch import State
@@ -40,7 +41,7 @@ def layers() -> list[Layer]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look-up that is waited for as long as it takes, segments of a frame each, no pauses that only cost time."""
     monkeypatch.setattr(prefetch_module, "_LOOK_S", PATIENCE_S)
-    monkeypatch.setattr(prefetch_module, "_BACKOFF_S", 0.002)
+    monkeypatch.setattr(packrequests_module, "_BACKOFF_S", 0.002)
     monkeypatch.setattr(packplan_module, "_FIRST", 64 << 10)
     monkeypatch.setattr(packplan_module, "_MOST", 64 << 10)
     monkeypatch.setattr(packplan_module, "_FAR_FIRST", ())
@@ -323,7 +324,7 @@ def test_a_far_hosts_pack_comes_by_half_of_the_requests_beside_the_index_then_by
     assert bench.pack.open == 4
     bench.pack.release_all()
     bench.over(prefetch)
-    assert prefetch.requests == 5 and all_present(bench) and bench.blob_requests() == 0
+    assert prefetch.status()["requests"] == 5 and all_present(bench) and bench.blob_requests() == 0
     list(bench.once(bench.pack))
     bench.close()
 
@@ -512,7 +513,7 @@ def test_a_stream_that_broke_off_is_resumed_where_it_stopped(
 def test_only_so_many_attempts_then_the_readers_fetch(bench: HotBench, warnings: pytest.LogCaptureFixture) -> None:
     pack = bench.publish(bench.hotset(HOT))
     place = pack.frames[2].offset + 5_000
-    for _ in range(prefetch_module._ATTEMPTS):
+    for _ in range(packrequests_module._ATTEMPTS):
         bench.pack.break_off(place, Transient("reset"))
     hold, last = bench.pack.hold(pack.head_size + 10), bench.pack.hold(pack.frames[4].offset + 10)
     prefetch = bench.start()
@@ -523,7 +524,7 @@ def test_only_so_many_attempts_then_the_readers_fetch(bench: HotBench, warnings:
     assert not prefetch.ended_at, "the rest is still to come"
     last.release()
     bench.over(prefetch)
-    assert [start for start, _ in bench.pack.requests].count(place) == prefetch_module._ATTEMPTS - 1
+    assert [start for start, _ in bench.pack.requests].count(place) == packrequests_module._ATTEMPTS - 1
     assert bench.blobs[1].requests and all_present(bench, [HOT[0], HOT[2]])
 
 
@@ -737,13 +738,13 @@ def test_one_that_is_over_keeps_no_layer_and_no_set(bench: HotBench) -> None:
     bench.over(prefetch)
     bench.settle()
     prefetch.flush()
-    prefetch._attached(0)  # as a stream does that runs on for a moment
-    assert not prefetch._layers and not bench.fetches[0]._promises
+    prefetch._layers.find(0)  # as a stream does that runs on for a moment
+    assert not prefetch._layers.all() and not bench.fetches[0]._promises
     kept = weakref.ref(bench.fetches[0])
     del bench.fetches[0]
     gc.collect()
     assert kept() is None
-    assert prefetch._table is None and prefetch._plan is None and prefetch._file is None
+    assert prefetch._layers.table is None and prefetch._asked.plan is None and prefetch._asked._file is None
 
 
 def test_an_answer_that_comes_too_late_is_not_used(
@@ -757,7 +758,7 @@ def test_an_answer_that_comes_too_late_is_not_used(
     bench.until(lambda: prefetch.tend() or prefetch.ended_at)
     bench.finder.go.set()
     bench.settle()
-    assert prefetch.blocks == 0 and prefetch._table is None and prefetch._file is None
+    assert prefetch.blocks == 0 and prefetch._layers.table is None and prefetch._asked._file is None
     assert bench.pack.open == 0
 
 

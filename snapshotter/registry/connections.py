@@ -22,7 +22,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from snapshotter.registry.distance import Distances, connect_time_s
+from snapshotter.registry.distance import Distances, round_trip_s
 from snapshotter.registry.places import Places
 
 __all__ = ["Adapter", "StaleConnection"]
@@ -46,7 +46,7 @@ class _WatchedMixin:
     _is_unused = False
     proxy: Any
     sock: socket.socket | None
-    told: Callable[[float], None]  # is called with the round trip, in seconds, once TCP is connected
+    told: Callable[[float], None]  # is called with the round trip, in seconds, at once and with each answer
 
     def connect(self) -> None:
         self._answered = self._is_unused = False
@@ -65,9 +65,12 @@ class _WatchedMixin:
 
     def _new_conn(self) -> socket.socket:
         sock: socket.socket = super()._new_conn()  # type: ignore[misc]  # as above
-        if self.proxy is None:
-            self.told(connect_time_s(sock))
+        self._tell(sock)
         return sock
+
+    def _tell(self, sock: socket.socket | None) -> None:
+        if self.proxy is None and sock is not None:
+            self.told(round_trip_s(sock))
 
     def getresponse(self) -> urllib3.HTTPResponse:
         """Here a dead connection is met, also if it was dead while the request was sent: urllib3 then looks for an
@@ -80,6 +83,7 @@ class _WatchedMixin:
                 raise StaleConnection from exc
             raise
         self._answered = True
+        self._tell(self.sock)
         return response
 
 

@@ -1,4 +1,4 @@
-"""How far hosts are: the round trip to each, as the kernel measured it when a connection was opened.
+"""How far hosts are: the shortest round trip to each, as the kernel measured it when a connection was opened and used.
 
 A host is *far* when a round trip takes `FAR_S` or more. Then what a start waits for is TCP's slow start, not the wire:
 a connection brings 14.6 kB in its first round trip, twice that in the next, and with 100 ms it is half a second until
@@ -11,25 +11,27 @@ import socket
 import struct
 import threading
 
-__all__ = ["FAR_S", "Distances", "connect_time_s"]
+__all__ = ["FAR_S", "Distances", "round_trip_s"]
 
 FAR_S = 0.04
 
-_RTT = struct.Struct("=68xI")  # struct tcp_info up to tcpi_rtt, microseconds
+_MIN_RTT = struct.Struct("=148xI")  # struct tcp_info up to tcpi_min_rtt, microseconds
+_NONE = 0xFFFFFFFF
 
 
-def connect_time_s(sock: socket.socket) -> float:
-    """The round trip of the connection's handshake, in seconds; 0.0 where the kernel does not say (a segment of it was
-    lost, or it is no TCP)."""
+def round_trip_s(sock: socket.socket) -> float:
+    """The shortest round trip of a connection so far, in seconds; 0.0 where the kernel does not say (the handshake had
+    to be repeated, or it is no TCP)."""
     try:
-        (microseconds,) = _RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT.size))
+        (microseconds,) = _MIN_RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size))
     except (OSError, struct.error):
         return 0.0
-    return float(microseconds) / 1e6
+    return 0.0 if microseconds == _NONE else float(microseconds) / 1e6
 
 
 class Distances:
-    """The shortest round trip to each origin so far: a full queue on the way makes single ones longer. Thread-safe."""
+    """The shortest round trip to each origin so far: a full queue on the way, or a busy machine, makes single ones
+    longer. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +41,7 @@ class Distances:
         return f"<Distances {self._known}>"
 
     def note(self, origin: tuple[str, str | None, int], round_trip_s: float) -> None:
-        """A connection to `origin` was opened; 0.0 says nothing."""
+        """What a connection to `origin` tells; 0.0 says nothing."""
         if round_trip_s > 0:
             with self._lock:
                 self._known[origin] = min(self._known.get(origin, round_trip_s), round_trip_s)

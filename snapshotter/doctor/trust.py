@@ -46,6 +46,10 @@ def check_publishing(config: Config) -> list[Check]:
         why = "hot sets are never published"
         fix = f"set records to at least {config.publish.min_records}, then bootseer reload"
         checks.append(warn("publish-records", what, why, fix))
+    elif not (config.record.auto and config.containerd.address):
+        why = "recordings that agree are not made here, and hot sets not published; indexes are"
+        what = "address in [containerd] is empty" if config.record.auto else "auto in [record] is off"
+        checks.append(warn("publish-records", what, why, "set it, then bootseer reload"))
     if not config.publish.key:
         why = "nodes that trust signed artifacts alone use only which blocks are hot, and no index"
         fix = "set key in [publish], then bootseer reload"

@@ -1,11 +1,12 @@
 """What `bootseer doctor` says of trusted keys and alarms."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snapshotter.alarms import Alarms
-from snapshotter.config import Config, PublishConfig, WorkloadConfig
+from snapshotter.config import Config, ContainerdConfig, PublishConfig, RecordConfig, WorkloadConfig
 from snapshotter.doctor.model import State
 from snapshotter.doctor.trust import check_publishing, check_trust
 from snapshotter.trust.keys import KeyRing, SecretKey
@@ -49,3 +50,17 @@ def test_publishing_is_of_use_to_others(tmp_path: Path) -> None:
     SecretKey.generate().save(tmp_path / "key.pem")
     (check,) = check_publishing(config)
     assert check.state is State.OK and "signed" in check.what
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Config(record=RecordConfig(auto=False)), "auto in [record]"),
+        (Config(containerd=ContainerdConfig(address="")), "address in [containerd]"),
+    ],
+)
+def test_publishing_needs_recordings(config: Config, words: str, tmp_path: Path) -> None:
+    SecretKey.generate().save(tmp_path / "key.pem")
+    publish = PublishConfig(enabled=True, key=str(tmp_path / "key.pem"))
+    (check,) = check_publishing(replace(config, publish=publish))
+    assert check.state is State.WARN and words in check.what

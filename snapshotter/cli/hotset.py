@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from blockindex.hotset import DEFAULT_GAP
-from snapshotter.cli.tree import Commands, add_config, add_publishing
+from snapshotter.cli.tree import Commands, add_config, add_publishing, written_path
 
 __all__ = ["add"]
 
@@ -60,7 +60,7 @@ def _add_build(verbs: Commands) -> None:
     )
     build = verbs.add_parser("build", help="make a hot pack", description=text)
     build.add_argument("image", metavar="FILE|KEY|REF", help=_WHICH)
-    build.add_argument("--out", metavar="DIR", type=Path, required=True, help="directory of hot sets")
+    build.add_argument("--out", metavar="DIR", type=written_path, required=True, help="directory of hot sets")
     build.set_defaults(run=_build)
     _add_workload(build, "default")
     _add_packing(build)
@@ -79,7 +79,7 @@ def _add_carry(verbs: Commands) -> None:
     carry.add_argument("new", metavar="NEW", help="image reference, oci-layout:DIR[:TAG], or a hot set of that image")
     carry.add_argument("--indexes", metavar="DIR|URL", help="more layer indexes (default: as configured)")
     carry.add_argument("--platform", metavar="OS/ARCH", help="of NEW, if it has several (default: this machine's)")
-    carry.add_argument("--out", metavar="FILE", type=Path, help="write the set there")
+    carry.add_argument("--out", metavar="FILE", type=written_path, help="write the set there")
     carry.set_defaults(run=_carry)
     _add_workload(carry, "all")
     _finish(carry)
@@ -92,7 +92,7 @@ def _add_merge(verbs: Commands) -> None:
     )
     merge = verbs.add_parser("merge", help="one hot set out of several", description=text)
     merge.add_argument("files", metavar="FILE", type=Path, nargs="+", help="hot set file")
-    merge.add_argument("--out", metavar="FILE", type=Path, required=True, help="where the merged set goes")
+    merge.add_argument("--out", metavar="FILE", type=written_path, required=True, help="where the merged set goes")
     merge.add_argument(
         "--min-share", metavar="SHARE", type=_share, default=0.0, help="0 to 1 (default: 0, blocks of any recording)"
     )
@@ -108,7 +108,9 @@ def _add_export(verbs: Commands) -> None:
     )
     export = verbs.add_parser("export", help="packs and indexes for other nodes", description=text)
     export.add_argument("images", metavar="KEY|REF", nargs="+", help="image key (or its beginning), or image reference")
-    export.add_argument("--to", metavar="DIR", type=Path, required=True, help="directory of hot sets and indexes")
+    export.add_argument(
+        "--to", metavar="DIR", type=written_path, required=True, help="directory of hot sets and indexes"
+    )
     export.set_defaults(run=_export)
     _add_packing(export)
     _finish(export)

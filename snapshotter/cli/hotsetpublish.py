@@ -103,10 +103,11 @@ def _chosen(
     workloads = ", ".join(sorted({item.pack.hotset.workload for _, item in found}))
     chosen = [pair for pair in found if args.workload in (None, pair[1].pack.hotset.workload)]
     if not chosen:
-        where = " or ".join(map(str, args.sources)) or f"this node ({config.root})"
+        where = " or ".join(map(str, args.sources)) or f"this node's store ({config.root})"
         what = f" of workload {args.workload!r} (there is: {workloads})" if workloads else ""
         raise NotFound(
-            f"{source.name}: no hot set{what} in {where}: record one with `bootseer record`, or name files with --from"
+            f"{source.name}: no hot set{what}: looked in {where}; record one with `bootseer record`, or name files with"
+            " --from"
         )
     return iter(chosen)
 

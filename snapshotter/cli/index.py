@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapshotter.cli.table import megabytes, table
-from snapshotter.cli.tree import Commands, add_config, add_plain_http, add_publishing, registry_config
+from snapshotter.cli.tree import Commands, add_config, add_plain_http, add_publishing, registry_config, written_path
 from snapshotter.config import RegistryConfig
 from snapshotter.errors import InvalidArgument, UserError
 
@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
     )
     build = verbs.add_parser("build", help="index the layers of an image", description=text)
     build.add_argument("image", metavar="REF|FILE", help="image reference, OCI layout directory, or one layer blob")
-    build.add_argument("--out", metavar="DIR", type=Path, required=True, help="directory of the indexes")
+    build.add_argument("--out", metavar="DIR", type=written_path, required=True, help="directory of the indexes")
     build.add_argument("--platform", metavar="OS/ARCH", help="platform of the image (default: this machine's)")
     add_plain_http(build)
     build.add_argument("--json", action="store_true", help="print the result as JSON")

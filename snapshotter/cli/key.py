@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from snapshotter.cli.table import table
-from snapshotter.cli.tree import Commands, add_config
+from snapshotter.cli.tree import Commands, add_config, written_path
 from snapshotter.config import load_config
 
 __all__ = ["add"]
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     verbs = noun.add_subparsers(title="commands", metavar="COMMAND", required=True)
     text = "Make a key pair: the secret key goes into FILE (mode 0600), the public one into FILE.pub."
     generate = verbs.add_parser("generate", help="make a key pair", description=text)
-    generate.add_argument("--out", metavar="FILE", type=Path, required=True, help="where the secret key goes")
+    generate.add_argument("--out", metavar="FILE", type=written_path, required=True, help="where the secret key goes")
     generate.add_argument("--json", action="store_true", help="print the result as JSON")
     generate.set_defaults(run=_generate)
     text = (

@@ -8,12 +8,27 @@ from typing import TYPE_CHECKING
 from snapshotter.config import DEFAULT_PATH, RegistryConfig, load_config
 from snapshotter.errors import InvalidArgument, UserError
 
-__all__ = ["Commands", "add_config", "add_containerd_address", "add_plain_http", "add_publishing", "registry_config"]
+__all__ = [
+    "Commands",
+    "add_config",
+    "add_containerd_address",
+    "add_plain_http",
+    "add_publishing",
+    "registry_config",
+    "written_path",
+]
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 else:
     Commands = argparse._SubParsersAction  # not generic when the program runs
+
+
+def written_path(text: str) -> Path:
+    """A file or directory that a command writes. A URL, which would be a directory `s3:` here, is a mistake."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is a URL, and a path is meant: `publish --to` can write to URLs")
+    return Path(text)
 
 
 def add_config(command: argparse.ArgumentParser) -> None:

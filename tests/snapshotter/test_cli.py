@@ -301,6 +301,21 @@ def built(layout: tuple[Path, list[str]], tmp_path: Path, capsys: Out) -> tuple[
     return directory, tmp_path / "out", digests
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("index", "build", "x", "--out", "s3://b/x"),
+        ("hotset", "build", "x", "--out", "s3://b/x"),
+        ("hotset", "export", "x", "--to", "s3://b/x"),
+        ("key", "generate", "--out", "s3://b/x"),
+    ],
+)
+def test_a_url_is_no_path(argv: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, line = mistake(capsys, *argv)
+    assert code == 2 and "s3://b/x is a URL" in line and not list(tmp_path.iterdir())
+
+
 def test_show_an_index_file(built: tuple[Path, Path, list[str]], capsys: Out) -> None:
     _, out, digests = built
     path = out / index_name(digests[0])

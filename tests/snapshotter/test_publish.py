@@ -508,7 +508,7 @@ def test_hot_sets_that_are_not_to_be_published(layout: Path, tmp_path: Path, cap
     assert code == 1 and "sets: no such file" in line
     files.mkdir()
     code, line = mistake(capsys, "hotset", "publish", f"{source}:v2", "--from", files)
-    assert code == 1 and "no hot set in" in line and "bootseer record" in line
+    assert code == 1 and f"no hot set: looked in {files}; " in line and "bootseer record" in line
     record(image, [BASE, NEW], "default", files, packed=True)
     path = files / hotset_name(image.image_key, "default")
     code, line = mistake(capsys, "hotset", "publish", f"{source}:v1", "--from", path)

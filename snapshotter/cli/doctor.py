@@ -17,9 +17,9 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     text = (
         "Check whether this node can pull lazily: kernel, root directory, daemon, directories of indexes and hot sets,"
-        " containerd and its configuration, labels; and why pulls were full ones. One line a check: state, name, what was found, why it matters, the fix."
-        " With --image also the registry, the layers' types and their indexes. Changes nothing. Exit code 1 if any"
-        " check failed."
+        " containerd and its configuration, labels; and why pulls were full ones. One line a check: state, name, what"
+        " was found, why it matters, the fix. With --image also the registry, the layers' types and their indexes."
+        " Changes nothing. Exit code 1 if any check failed."
     )
     command = commands.add_parser("doctor", help="what is wrong, and how to mend it", description=text)
     command.add_argument("--json", action="store_true", help="print the checks as JSON")

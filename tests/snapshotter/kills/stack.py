@@ -62,10 +62,14 @@ class Stack:
         finally:
             del os.environ[VARIABLE]
 
-    def start_after_death(self, point: str) -> None:
-        """The supervisor has died at the point, or does soon; the manager starts it again."""
+    def await_death(self, point: str) -> None:
+        """The supervisor has died at the point, or does soon."""
         self.require(point)
         assert self.daemon.manager.process.wait(PATIENCE_S) == -signal.SIGKILL
+
+    def start_after_death(self, point: str) -> None:
+        """The same; the manager starts it again."""
+        self.await_death(point)
         self.daemon.manager.start()
         self.daemon.manager.until("READY=1")
 
@@ -76,7 +80,7 @@ class Stack:
 
     def require(self, point: str) -> None:
         """Somebody has died there, or does soon; and nobody will any more."""
-        until(lambda: self.points.was_reached(point), f"nobody came to {point}", 10.0)
+        until(lambda: self.points.was_reached(point), f"nobody came to {point}")
         assert self.points.disarm(point)
 
     def die(self, worker: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.snapshotter.kills.stack import Stack, until
 from tests.snapshotter.rangeserver import Hold
 from tests.systemd.test_manager import _abort
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 LAYER = make_layer(files=6, size=48 << 10, seed=77)
 CONNECTION = (
@@ -28,7 +29,7 @@ CONNECTION = (
     ("supervisor.storing", 3),
     ("supervisor.stored", 1),
 )
-FIRST_REQUEST = ("block.agreed",)
+FIRST_REQUEST = (("block.agreed", 1),)
 RUNNING = (
     "supervisor.taken",
     "supervisor.forked",
@@ -65,27 +66,23 @@ def _pull_read_and_forget(stack: Stack) -> None:
     stack.require_clean()
 
 
-@pytest.mark.parametrize(("point", "times"), CONNECTION)
-def test_a_first_start(stack: Stack, point: str, times: int) -> None:
-    """A connection of which not all is stored is closed, and another one opened."""
-    stack.arm(point, times)
+def test_one_first_start_after_the_other(stack: Stack) -> None:
+    """A connection of which not all is stored is closed, and another one opened. The last one dies with the first
+    request of the kernel, which its successor answers."""
+    stack.arm(CONNECTION[0][0], CONNECTION[0][1])
     with stack.running(dies=True):
-        stack.start_after_death(point)
+        for (point, _), (later, times) in pairwise((*CONNECTION, *FIRST_REQUEST)):
+            stack.await_death(point)
+            stack.arm(later, times)
+            stack.daemon.manager.start()
+        stack.require(later)
+        stack.daemon.manager.until("READY=1")
         _require_whole(stack)
         _pull_read_and_forget(stack)
 
 
-@pytest.mark.parametrize("point", FIRST_REQUEST)
-def test_the_first_request_of_a_connection(stack: Stack, point: str) -> None:
-    stack.arm(point)
-    with stack.running():
-        stack.require(point)
-        _pull_read_and_forget(stack)
-
-
-@pytest.mark.parametrize("point", RUNNING)
-def test_a_daemon_in_use(stack: Stack, point: str) -> None:
-    """A reader waits for the registry all the while, and gets its bytes from the next daemon."""
+def test_a_daemon_in_use(stack: Stack) -> None:
+    """A reader waits for the registry all the while, and gets its bytes from the last of many daemons."""
     gate = threading.Event()
     stack.daemon.registry.behaviour = lambda request: Hold(after=-1, until=gate)
     with stack.running():
@@ -94,19 +91,20 @@ def test_a_daemon_in_use(stack: Stack, point: str) -> None:
         process = reader("read", *(mount / name for name in names))
         until(lambda: stack.status()["requests_in_flight"] > 0, "nobody reads")
         manager = stack.daemon.manager
-        stack.arm(point)
-        if point == "supervisor.taken":
-            manager.restart(signal.SIGKILL)
-        elif point == "supervisor.forked":
-            stack.die("fetch")
-        else:
-            manager.process.send_signal(signal.SIGHUP)
-        stack.start_after_death(point)
-        assert process.poll() is None, "it did not wait"
+        for point in RUNNING:
+            stack.arm(point)
+            if point == "supervisor.taken":
+                manager.restart(signal.SIGKILL)
+            elif point == "supervisor.forked":
+                stack.die("fetch")
+            else:
+                manager.process.send_signal(signal.SIGHUP)
+            stack.start_after_death(point)
+            _require_whole(stack)
+            assert process.poll() is None, f"it did not wait over a death at {point}"
         gate.set()
         digests, _ = process.communicate(timeout=60)
         assert process.returncode == 0 and digests.split() == expected(LAYER, *names)
-        _require_whole(stack)
         stack.forget(LAYER)
         stack.require_clean()
 

@@ -117,15 +117,15 @@ class Daemon:
 
     def start(self) -> None:
         """Start it and wait until it serves."""
-        (self.run / "bootseer.sock").unlink(missing_ok=True)  # of one that was killed
         self._process = subprocess.Popen([*self._program, "serve", "--config", str(self._config)])
         deadline = time.monotonic() + 30
         while True:
             try:
                 self.status()
-                if (self.run / "bootseer.sock").exists():
-                    return
-            except Unanswered:
+                with self.snapshots() as snapshots:  # answered when what was mounted before is mounted again
+                    list(snapshots.List(snapshots_pb2.ListSnapshotsRequest(snapshotter="b"), timeout=30))
+                return
+            except (Unanswered, grpc.RpcError):
                 pass
             assert self._process.poll() is None, "the daemon ended at its start"
             assert time.monotonic() < deadline, "the daemon does not serve"

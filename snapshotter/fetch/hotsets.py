@@ -90,9 +90,17 @@ class Prefetches:
             host = self._host_of(image)
             finder = finder or self._finder
             turns, covered = self._take_turns, partial(self._brought_by_default, key)
-            widths = self._streams, self._far_streams
             prefetch = Prefetch(
-                image, layers, host, finder, self._layer_of, widths[0], workload, turns, covered, widths[1]
+                image,
+                layers,
+                host,
+                finder,
+                self._layer_of,
+                self._streams,
+                workload,
+                turns,
+                covered,
+                self._far_streams,
             )
             self._known.pop((key, workload), None)
             self._known[(key, workload)] = prefetch

@@ -23,16 +23,14 @@ from snapshotter.registry.hotfile import HotFile
 from .host import Host, Lane
 from .packplan import PackPlan, Segment
 
-__all__ = ["STALL_S", "PackRequests"]
+__all__ = ["PackRequests"]
 
 _log = logging.getLogger(__name__)
-
-STALL_S = 30.0
-"""A prefetch to which nothing has come for so long is over; no request is put off for longer."""
 
 _FLOW_S = 1.5  # without a byte for so long, the file's frames are not promised until some come again
 _ATTEMPTS = 4
 _BACKOFF_S = 0.2
+_LATEST_S = 30.0  # whoever wants a request put off for longer gets none any more: the prefetch would be over
 
 
 class _Owner(Protocol):
@@ -65,8 +63,8 @@ class PackRequests:
         self.plan: PackPlan | None = None
         self.requests = 0
         self.bytes = 0
-        self.held = False  # nothing is asked for but what readers wait for
         self._owner = owner
+        self._held = False
         self._host = host
         self._width = streams
         self._far_streams = far_streams
@@ -103,7 +101,7 @@ class PackRequests:
     def first(self) -> None:
         """Bring the first segment, on this thread and giving way to nobody: the container's first blocks."""
         plan = self.plan
-        segment = plan.take() if plan is not None and not self.held else None
+        segment = plan.take() if plan is not None and not self._held else None
         self.begin()
         if plan is not None and segment is not None:
             self._fetch(plan, segment)
@@ -114,8 +112,7 @@ class PackRequests:
         self._submit(beside_pulls=self._is_far)
 
     def resume(self) -> None:
-        """Go on after having been held: as many requests as may be."""
-        self._moved_at = time.monotonic()
+        """Go on after having been held, with as many requests as may be."""
         for _ in range(self._width):
             self.go_on()
 
@@ -123,8 +120,10 @@ class PackRequests:
         """A reader waits for what is first in the queue."""
         self._host.submit(Lane.DEMAND, self._owner.guarded(self._fetch_urgent))
 
-    def rest(self) -> None:
-        """What a reader is promised counts from now on: nothing could come while all was held."""
+    def hold(self, wait: bool) -> None:
+        """Ask for nothing new but what readers wait for, or go on. Nothing comes meanwhile, so what readers have been
+        promised is not late."""
+        self._held = wait
         self._moved_at = time.monotonic()
 
     def is_stuck(self) -> bool:
@@ -139,7 +138,7 @@ class PackRequests:
     def _work(self, beside_pulls: bool) -> None:
         """Ask for one segment, and come back for the next one: look-ups for other images wait in the same lane."""
         self._host.give_way(Lane.HOT, beside_pulls)
-        plan = None if self.held else self.plan
+        plan = None if self._held else self.plan
         segment = plan.take() if plan is not None else None
         if plan is not None and segment is not None:
             self._fetch(plan, segment)
@@ -202,7 +201,7 @@ class PackRequests:
         delay_s, again = 0.0, False
         if isinstance(error, Transient):
             delay_s = max(_BACKOFF_S * 2**segment.attempts, error.retry_after_s or 0.0)
-            again = segment.attempts + 1 < _ATTEMPTS and delay_s < STALL_S
+            again = segment.attempts + 1 < _ATTEMPTS and delay_s < _LATEST_S
         _log.warning(
             "prefetch.broke_off image_key=%s bytes=%d-%d attempt=%d error=%r",
             self._owner.key,

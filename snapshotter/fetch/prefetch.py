@@ -45,7 +45,7 @@ from .hotlayers import HotLayers
 from .hottable import HotTable
 from .layer import LayerFetch
 from .packplan import PackPlan, Segment
-from .packrequests import STALL_S, PackRequests
+from .packrequests import PackRequests
 from .spanorders import SpanOrders
 
 __all__ = ["HotFinder", "Prefetch", "State"]
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.5  # readers wait that long for the answer whether there is a hot set
 _HELD_MOST = 32 << 20
 _HEAD_BYTES = 1 << 20  # asked for at a time of a head that the look-up's request did not bring whole
-_STALL_S = STALL_S
+_STALL_S = 30.0
 
 
 class State(Enum):
@@ -366,8 +366,8 @@ class Prefetch:
         with self._lock:
             if self._stands_back is wait or self._is_over():
                 return
-            self._stands_back = self._asked.held = wait
-            self._asked.rest()
+            self._stands_back = wait
+            self._asked.hold(wait)
         self._spans.hold(wait)
         plan = self._asked.plan
         if wait or plan is None:

@@ -168,6 +168,7 @@ class Node:
         while self._pid(worker) in (0, before):
             assert time.monotonic() < deadline
             time.sleep(0.1)
+        time.sleep(0.1)  # its other sockets come a moment after the one that status asks
 
     def _pid(self, worker: str) -> int:
         """0 while it does not answer."""

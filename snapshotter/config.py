@@ -167,6 +167,9 @@ class CacheConfig:
     min_free_percent: float = _option(
         20.0, "Unused layers are removed while less of the disk is free; 0: never for that.", unit="%", low=0, high=90
     )
+    unstored_mib: int = _option(
+        64, "Memory for blocks that the disk refuses, until there is room.", unit="MiB", low=1, high=65536
+    )
 
 
 @dataclass(frozen=True, slots=True)

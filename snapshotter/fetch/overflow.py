@@ -19,7 +19,7 @@ __all__ = ["Overflow"]
 
 _log = logging.getLogger(__name__)
 
-_MOST = 64 << 20  # bytes: readers of 128 spans at once find each other's blocks
+_MOST = 64 << 20  # bytes, as the default of the configuration: readers of 128 spans at once find each other's blocks
 
 
 class Overflow:

@@ -95,7 +95,7 @@ class FetchProcess:
         self._lock = threading.Lock()
         self._layers: dict[str, LayerFetch] = {}
         self._journal = Journal()
-        self._overflow = Overflow()
+        self._overflow = Overflow(config.cache.unstored_mib << 20)
         self._landed = Landed()
         self._judge = LateJudge(Path(config.root))
         self._alarms = Alarms(Path(config.root), self._doubt_pack)

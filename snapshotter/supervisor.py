@@ -19,6 +19,7 @@ the whole group, means nothing to them. On SIGHUP the supervisor becomes the cod
 import contextlib
 import ctypes
 import enum
+import gc
 import json
 import logging
 import os
@@ -219,9 +220,7 @@ class Supervisor:
         worker.old, worker.kill_at = False, 0.0
 
     def _spawn(self, worker: _Worker) -> None:
-        if not worker.loaded:
-            worker.task.load()
-            worker.loaded = True
+        self._load(worker)
         supervisor = os.getpid()
         try:
             pid = os.fork()
@@ -237,6 +236,19 @@ class Supervisor:
         worker.restarts += 1
         self._beats = {heart: beats for heart, beats in self._beats.items() if heart[0] != worker.name}
         _log.info("worker.started name=%s pid=%d restarts=%d", worker.name, pid, worker.restarts)
+
+    @staticmethod
+    def _load(worker: _Worker) -> None:
+        """Load what the worker runs, once. The collector would go through all of it again and again meanwhile, which is
+        a sixth of the time (0.60 against 0.72 s, medians, n = 7); afterwards it leaves it alone, in the workers too."""
+        if not worker.loaded:
+            gc.disable()
+            try:
+                worker.task.load()
+            finally:
+                gc.freeze()
+                gc.enable()
+            worker.loaded = True
 
     def _kill_stuck(self) -> None:
         now = time.monotonic()
@@ -306,9 +318,7 @@ class Supervisor:
             return
         now = time.monotonic()
         for worker in self._workers:
-            if not worker.loaded:
-                worker.task.load()
-                worker.loaded = True
+            self._load(worker)
         if any(not worker.pid or worker.kill_at or now - worker.started < _SETTLE_S for worker in self._workers):
             return
         worker = next(worker for worker in self._workers if worker.old)

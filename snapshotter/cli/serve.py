@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -47,7 +48,9 @@ def _serve(args: argparse.Namespace) -> int:
     if args.check:
         check(config)
         return 0
-    return run(config)
+    code = run(config)
+    logging.shutdown()
+    os._exit(code)  # what is loaded is not tidied up: readers may wait for the next daemon, which waits for our end
 
 
 def _reload(args: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ __all__ = ["HotPages"]
 _log = logging.getLogger(__name__)
 
 _WAIT_S = 30.0
-_POLL_S = 0.01  # while something waits for the mount of its layer
+_POLL_S = 0.02  # while something waits for the mount of its layer
 _PENDING_S = 60.0  # a layer that is not mounted by then has no start to be helped
 _RETRY_S = 0.5
 _ANSWER_S = 10.0

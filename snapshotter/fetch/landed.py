@@ -11,7 +11,7 @@ from threading import Condition
 __all__ = ["Batch", "Landed"]
 
 _MOST = 1 << 14  # runs of blocks; `import numpy` has 1,202
-_GATHER_S = 0.01  # a frame holds up to 512 KiB in dozens of runs: a call for each would cost more than it brings
+_GATHER_S = 0.02  # a frame holds up to 512 KiB in dozens of runs: a call for each would cost more than it brings
 
 Run = tuple[int, int]
 

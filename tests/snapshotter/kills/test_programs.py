@@ -18,6 +18,7 @@ import pytest
 
 from blockindex.hotset import HotLayer, HotSet, from_touches
 from snapshotter import killpoints
+from snapshotter.blockstore import BlockStore, node_name
 from snapshotter.config import WorkloadConfig
 from snapshotter.hotstore import HotStore
 from snapshotter.judgement import Judgements
@@ -25,6 +26,8 @@ from snapshotter.killpoints import VARIABLE, KillPoints
 from snapshotter.publish.state import State
 from snapshotter.record.records import Records
 from tests.registries import docker_registry
+from tests.snapshotter.daemon import encoded_index, make_layer
+from tests.snapshotter.fetch.test_latejudge import _arrive
 from tests.snapshotter.images import gzip_layer
 from tests.snapshotter.imagesource.layouts import LayoutWriter, tagged
 from tests.snapshotter.publish.nodes import Node
@@ -109,6 +112,19 @@ def test_a_judgement(points: KillPoints, tmp_path: Path, point: str) -> None:
     assert list(judgements.due()) == [layer.name] and judgements.unsound(layer.name) == "a loop"
     judgements.settle(layer.name, "a loop")
     assert not list(judgements.due())
+
+
+def test_an_unsound_layer_that_comes_anew(points: KillPoints, tmp_path: Path) -> None:
+    """It is known as unsound until the sound one is there: else its index would be mounted unjudged once more."""
+    layer = make_layer(files=2, size=20_000)
+    judgements = Judgements(tmp_path)
+    judgements.settle(node_name(layer.digest), "a loop")
+    encoded = encoded_index(layer)
+    _dies(points, tmp_path, lambda: _arrive(tmp_path, layer, encoded, True), "fetch.layer-described")
+    assert judgements.unsound(node_name(layer.digest)) == "a loop"
+    BlockStore(tmp_path).sweep()
+    _arrive(tmp_path, layer, encoded, vouched=True)
+    assert judgements.unsound(node_name(layer.digest)) == "" and not list(judgements.due())
 
 
 @pytest.fixture(scope="module")

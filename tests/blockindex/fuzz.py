@@ -10,6 +10,7 @@ import random
 import struct
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -17,9 +18,9 @@ from google.protobuf.message import DecodeError
 from blockindex.codec import PROLOGUE_SIZE, decode_index, encode_index
 from blockindex.columns import compress, decompress, pack, unpack
 from blockindex.decoder import SpanDecoder
-from blockindex.erofs import build_metadata, validate_metadata, walk
+from blockindex.erofs import FilePlaces, build_metadata, validate_metadata, walk
 from blockindex.erofs.ondisk import checksum
-from blockindex.errors import BlockIndexError
+from blockindex.errors import BlockIndexError, Corrupt
 from blockindex.hotpack import Codec, HeadReader, decode_frame, decode_pack, encode_hotset, write_pack
 from blockindex.hotset import coalesced, merge, without
 from blockindex.layerindex import LayerIndex
@@ -190,7 +191,12 @@ def _metadata_mutate(data: bytearray, rng: random.Random) -> bytes:
 def _metadata_run(data: bytes) -> object:
     (blocks,) = struct.unpack_from("<I", data.ljust(BLOCK, b"\0"), 1024 + 36)
     data_size = max(blocks * BLOCK - len(data), 0)
+    places = None
+    with suppress(Corrupt):  # asked for before they are judged
+        places = FilePlaces(data)
+        list(places.parts([(0, 1 << 20)]))
     validate_metadata(data, data_size)
+    assert places is not None, "what is valid has places"
     entries = list(walk(data))
     assert entries[0].path == b"/" and len({entry.path for entry in entries}) == len(entries)
     for entry in entries:

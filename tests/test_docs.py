@@ -147,6 +147,7 @@ ELSEWHERE = {
         'ln -sfn "$(readlink {prefix}/previous)" {prefix}/current',
     ),
     "sudo .venv/bin/python -m tests.systemd.pause": ("tests/systemd/test_pause.py", '"-m", "tests.systemd.pause"'),
+    "sudo .venv/bin/python -m tests.systemd.outage": ("tests/systemd/test_outage.py", '"-m", "tests.systemd.outage"'),
     "sudo ./scripts/setup": ("tests/scripts/test_setup.py", '[CHECKOUT / "scripts" / "setup"]'),
 }
 CLIENTS = {FETCH, *(case.command for case in CASES)}

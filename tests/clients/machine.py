@@ -21,6 +21,7 @@ from scripts.rig.errors import RigError
 from scripts.rig.link import CHECKOUT
 from scripts.rig.namespace import inside_network, mount_namespace, network_namespace
 from scripts.rig.process import end, kill_tree, marked, run, spawn, tail, wait_for, wait_for_socket
+from scripts.rig.snapshotcalls import SnapshotCalls
 from scripts.rig.workspace import Workspace
 from tests.clients.guide import Step
 from tests.clients.node import Containerd
@@ -176,6 +177,8 @@ class Machine:
             path = Path(f"/proc/{self._namespace.pid}/root/run/{_SOCKETS[unit]}")
             try:
                 wait_for_socket(path, process, f"starting {unit}")
+                if unit == "bootseer":  # whose sockets are there before anybody serves them
+                    SnapshotCalls(path).close()
             except RigError as error:
                 raise RigError(f"{error}\n{self._logs()}") from None
         assert verb in ("start", "stop", "restart", "enable", "disable", "daemon-reload"), verb

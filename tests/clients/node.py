@@ -22,6 +22,7 @@ from scripts.rig.errors import RigError
 from scripts.rig.link import CHECKOUT
 from scripts.rig.namespace import inside_network, mount_namespace, network_namespace
 from scripts.rig.process import end, kill_tree, marked, run, spawn, tail, wait_for, wait_for_socket
+from scripts.rig.snapshotcalls import SnapshotCalls
 from scripts.rig.workspace import Workspace, mounts_below
 
 __all__ = ["REGISTRY", "Containerd", "Node"]
@@ -168,7 +169,7 @@ class Node:
         while self._pid(worker) in (0, before):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        time.sleep(0.1)  # its other sockets come a moment after the one that status asks
+        SnapshotCalls(self.home / "r" / "bootseer.sock").close()
 
     def _pid(self, worker: str) -> int:
         """0 while it does not answer."""
@@ -224,6 +225,8 @@ class Node:
         self._processes[name] = self._spawn(name, argv)
         try:
             wait_for_socket(self.home / socket_name, self._processes[name], f"starting {name}")
+            if name == "bootseer":  # whose sockets are there before anybody serves them
+                SnapshotCalls(self.home / socket_name).close()
         except RigError as error:
             raise RigError(f"{error}\n{self.logs()}") from None
 

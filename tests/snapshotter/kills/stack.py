@@ -49,6 +49,7 @@ class Stack:
     @contextlib.contextmanager
     def running(self, dies: bool = False) -> Iterator["Stack"]:
         """Started, and ended with the block; one that `dies` at its start is not waited for."""
+        before = os.environ.get(VARIABLE)  # that of a stack that several tests share
         os.environ[VARIABLE] = str(self.armed)
         try:
             try:
@@ -60,7 +61,9 @@ class Stack:
             finally:
                 self.daemon.__exit__()
         finally:
-            del os.environ[VARIABLE]
+            os.environ.pop(VARIABLE)
+            if before is not None:
+                os.environ[VARIABLE] = before
 
     def await_death(self, point: str) -> None:
         """The supervisor has died at the point, or does soon."""

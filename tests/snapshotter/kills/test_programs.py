@@ -134,8 +134,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("point", PUBLISHING)
+@pytest.mark.parametrize(("point", "times"), [(PUBLISHING[0], 2), (PUBLISHING[1], 1)])
 def test_a_round_of_publishing(
     points: KillPoints, tmp_path: Path, host: str, capsys: pytest.CaptureFixture[str], point: str, times: int
 ) -> None:

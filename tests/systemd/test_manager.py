@@ -248,8 +248,10 @@ def test_a_configuration_that_does_not_work_is_refused(tmp_path: Path, layer: La
 
 
 _LOADED = """
-import sys, snapshotter.daemon
-for load in (snapshotter.daemon._load_block, snapshotter.daemon._load_fetch, snapshotter.daemon._load_service): load()
+import sys
+from snapshotter.config import Config
+from snapshotter.daemon import _load_block, _load_fetch, _load_service
+_load_block(), _load_fetch(Config()), _load_service()
 print(*{name.partition(".")[0] for name in sys.modules})
 """
 

@@ -270,7 +270,7 @@ class Site:
             argv[2:2] = ["--cgroup", ""]  # a parent group named after the namespace would stay on the machine
         if argv[1:2] == ["serve"]:
             self._start("daemon", argv)
-            _until(lambda: (self.root / "r" / "bootseer.sock").exists())
+            _until(lambda: " service.ready " in self.log("daemon"))
             return ""
         done = subprocess.run(argv, env=self._env, cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.log('daemon')}"

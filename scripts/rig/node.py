@@ -7,14 +7,14 @@ mounted then is kept in `left_mounted`, because a clean stop leaves nothing.
 
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from scripts.rig.errors import RigError
 from scripts.rig.link import CHECKOUT
 from scripts.rig.namespace import Ends, Namespace, mount_namespace
 from scripts.rig.peer import Peer
-from scripts.rig.process import end, kill_tree, marked, run, spawn, tail, wait_for_socket
+from scripts.rig.process import accepts, end, kill_tree, marked, run, spawn, tail, wait_for
 from scripts.rig.registry import ADDRESS
 from scripts.rig.servicemanager import Manager
 from scripts.rig.workspace import Workspace, mounts_below
@@ -57,6 +57,7 @@ plain_http = ["{registry}"]
 [containerd]
 address = "{containerd}"
 """
+_START_S = 20.0
 _TOOLS = ("containerd", "containerd-shim-runc-v2", "runc", "ctr", "ctr-remote", "nsenter", "setpriv")
 
 
@@ -181,7 +182,8 @@ class Node:
     def _start_daemon(self, disk_mib: int) -> None:
         argv: list[str | Path] = [BOOTSEER, "serve", "--config", self._config]
         if not disk_mib:
-            self._start("bootseer", argv, self.daemon_socket)
+            # Its sockets are there before anybody serves them.
+            self._start("bootseer", argv, lambda: b" service.ready " in self.daemon_log.read_bytes())
             return
         disk: list[str | Path] = ["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m", "tmpfs", self.daemon_root]
         run(self.command(disk), self._workspace.env, "making a small disk")
@@ -195,30 +197,34 @@ class Node:
         _, process = self._processes.pop(at)
         process.send_signal(number)
         process.wait(30)
-        self._start("containerd", ["containerd", "--config", self._containerd_config], self._containerd_socket)
+        self._run_containerd()
 
     def _start_peer(self, peer: Peer) -> None:
         config, root, socket = (self._directory / f"peer{end}" for end in (".toml", "", ".sock"))
         root.mkdir()
         config.write_text(peer.config.format(registry=ADDRESS))
-        self._start("peer", peer.serve(socket, root, config), socket)
+        self._start("peer", peer.serve(socket, root, config), lambda: accepts(socket))
 
     def _start_containerd(self, proxies: Mapping[str, Path]) -> None:
         root, state = self._directory / "containerd", self._directory / "state"
         text = _CONTAINERD.format(root=root, state=state, socket=self._containerd_socket)
         text += "".join(_PROXY.format(name=name, socket=socket) for name, socket in proxies.items())
         self._containerd_config.write_text(text)
-        self._start("containerd", ["containerd", "--config", self._containerd_config], self._containerd_socket)
+        self._run_containerd()
         # The first call waits until all plugins serve, and has the client in memory, as on a node in use.
         run(self.ctr("version"), self._workspace.env, "asking containerd for its version")
 
-    def _start(self, name: str, argv: Sequence[str | Path], socket: Path) -> None:
+    def _run_containerd(self) -> None:
+        argv: list[str | Path] = ["containerd", "--config", self._containerd_config]
+        self._start("containerd", argv, lambda: accepts(self._containerd_socket))
+
+    def _start(self, name: str, argv: Sequence[str | Path], ready: Callable[[], bool]) -> None:
         log = self._directory / f"{name}.log"
         with log.open("ab") as out:
             process = spawn(self.command(argv), self._workspace.env, stdout=out, stderr=out)
         self._processes.append((name, process))
         try:
-            wait_for_socket(socket, process, f"starting {name}")
+            wait_for(ready, f"starting {name}", process, _START_S)
         except RigError as error:
             raise RigError(f"{error}\n{tail(log)}") from None
 

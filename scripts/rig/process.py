@@ -17,7 +17,19 @@ from typing import IO
 
 from scripts.rig.errors import RigError
 
-__all__ = ["MARKER", "descendants", "end", "kill_tree", "marked", "run", "spawn", "tail", "wait_for", "wait_for_socket"]
+__all__ = [
+    "MARKER",
+    "accepts",
+    "descendants",
+    "end",
+    "kill_tree",
+    "marked",
+    "run",
+    "spawn",
+    "tail",
+    "wait_for",
+    "wait_for_socket",
+]
 
 MARKER = "BOOTSEER_RIG"
 """Environment variable that every process of a workspace carries; its value is the workspace's directory."""
@@ -93,16 +105,17 @@ def wait_for(ready: Callable[[], bool], what: str, process: subprocess.Popen[byt
 
 def wait_for_socket(path: Path, process: subprocess.Popen[bytes], what: str, timeout_s: float = 20.0) -> None:
     """Wait until the Unix socket `path` accepts connections."""
+    wait_for(lambda: accepts(path), what, process, timeout_s)
 
-    def accepts() -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(path))
-            except OSError:
-                return False
-        return True
 
-    wait_for(accepts, what, process, timeout_s)
+def accepts(path: Path) -> bool:
+    """Whether the Unix socket `path` accepts connections."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def tail(log: Path, lines: int = 15) -> str:

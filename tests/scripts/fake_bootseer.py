@@ -1,4 +1,4 @@
-"""Stands in for the `bootseer` command where a test is about the bench: it listens, mounts, and writes files."""
+"""Stands in for the `bootseer` command where a test is about the bench: it listens, says so, and mounts."""
 
 import argparse
 import signal
@@ -29,6 +29,7 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{config['run']}/bootseer.sock")
         listener.listen()
+        print("level=info service.ready socket=ours", flush=True)
         while True:
             listener.accept()[0].close()
 

@@ -3,8 +3,14 @@
 Its provider has no layers: the suite names none.
 """
 
+import os
+import signal
 import sys
 from pathlib import Path
+
+from snapshotter.listening import POLLER, bind
+
+os.environ |= POLLER
 
 from snapshotter.containerd import Snapshots, serve
 from snapshotter.errors import NotFound
@@ -24,4 +30,5 @@ class NoLayers:
 
 if __name__ == "__main__":
     root, socket = map(Path, sys.argv[1:])
-    serve(Snapshots(root, NoLayers()), socket).wait_for_termination()
+    serve(Snapshots(root, NoLayers()), bind(socket))
+    signal.pause()

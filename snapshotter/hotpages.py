@@ -5,7 +5,8 @@ loop device and FUSE and back: 100 µs and more, thousands of times. What a hot 
 kernel is asked for it (`POSIX_FADV_WILLNEED`) as soon as its layer is mounted: few large reads, while containerd still
 makes the container, at the exact blocks and no others. The fetch process says what has landed (`fetch.landed`).
 
-What it says is in doubt is dropped from the page cache, of private mounts too, as far as no program has it mapped.
+What it says is in doubt is dropped from the page cache, of private mounts too, as far as no program has it mapped. That
+comes some milliseconds after the doubt, and once more a second later: pages on their way in cannot be dropped.
 
 Runs in the service process, which may wait for reads; on a thread of its own, since such a wait cannot be broken off.
 It is a hint: whatever goes wrong is passed over, and the program reads for itself. Files are opened by names out of
@@ -37,7 +38,8 @@ _log = logging.getLogger(__name__)
 _WAIT_S = 30.0
 _POLL_S = 0.02  # while something waits for the mount of its layer
 _PENDING_S = 60.0  # a layer that is not mounted by then has no start to be helped
-_RETRY_S = 0.5
+_RETRY_S = 0.05
+_AGAIN_S = 1.0  # a read that the kernel has begun is over by then
 _ANSWER_S = 10.0
 _MOST_METADATA = 4 << 20  # bytes: some 40,000 names, 80 ms
 _MOST_BYTES = 256 << 20  # of a layer: what a start reads in small pieces is less, and memory is others' too
@@ -55,6 +57,7 @@ class HotPages:
         self._fetch = fetch_socket
         self._attacher = attacher
         self._pending: dict[str, tuple[float, list[Run]]] = {}  # by node name: until when, and what
+        self._again: list[tuple[float, str, list[Run]]] = []  # what to drop a second time, and when
         self._places: OrderedDict[str, FilePlaces | None] = OrderedDict()
         self._left: dict[str, int] = {}  # bytes that may still be read of a layer
 
@@ -68,7 +71,7 @@ class HotPages:
     def _run(self) -> None:
         while True:
             try:
-                self.step(_POLL_S if self._pending else _WAIT_S)
+                self.step(_POLL_S if self._pending or self._again else _WAIT_S)
             except SnapshotterError:  # the fetch process is being started again
                 time.sleep(_RETRY_S)
             except Exception:  # a hint must not end for one layer that is odd
@@ -79,7 +82,7 @@ class HotPages:
         """Wait for what lands, `wait_s` at most, and hand on what belongs to layers that are mounted. Raises what the
         call of the fetch process does."""
         batch = call(self._fetch, "landed", wait_s + _ANSWER_S, wait_s=wait_s)
-        if not (self._pending or batch["landed"] or batch["doubted"]):
+        if not (self._pending or self._again or batch["landed"] or batch["doubted"]):
             self._places.clear()
             self._left.clear()
         now = time.monotonic()
@@ -93,7 +96,10 @@ class HotPages:
                 self._advise(name, [Path(mounted[name])], runs, os.POSIX_FADV_WILLNEED)
             elif until < now:
                 del self._pending[name]
-        for name, runs in batch["doubted"].items():
+        due = [(name, runs) for at, name, runs in self._again if at <= now]
+        self._again = [entry for entry in self._again if entry[0] > now]
+        self._again += [(now + _AGAIN_S, name, runs) for name, runs in batch["doubted"].items()]
+        for name, runs in (*batch["doubted"].items(), *due):
             self._advise(name, self._attacher.mounts_of(name), runs, os.POSIX_FADV_DONTNEED)
 
     def _advise(self, name: str, mounts: Iterable[Path], runs: Iterable[Run], advice: int) -> None:

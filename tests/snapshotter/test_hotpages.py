@@ -116,6 +116,16 @@ def test_what_is_in_doubt_is_dropped_from_private_mounts_too(bench: Bench) -> No
     assert bench.advice == [(f"{it}/d/one", 0, 2 * BLOCK, WONT) for it in (NAME, f"{NAME}.01")]
 
 
+def test_what_is_in_doubt_is_dropped_once_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that the kernel was just reading could not be dropped the first time."""
+    monkeypatch.setattr(hotpages_module, "_AGAIN_S", 0.0)
+    bench.mount()
+    bench.step(doubted={NAME: [(0, 2)]})
+    bench.step()
+    bench.step()
+    assert bench.advice == [(f"{NAME}/d/one", 0, 2 * BLOCK, WONT)] * 2
+
+
 @pytest.mark.parametrize("at", ["file", "directory"])
 def test_nothing_is_opened_through_a_symbolic_link(bench: Bench, tmp_path: Path, at: str) -> None:
     """Unjudged metadata may call a directory what is a link for the kernel."""

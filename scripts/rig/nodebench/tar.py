@@ -24,6 +24,7 @@ __all__ = ["GOAL", "Tar", "measure"]
 
 GOAL = 1.3
 _SPARE = 64 << 20
+_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +114,16 @@ def _unmounting(site: Site, node: Node, target: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        site.run(node.command(["umount", target]), f"unmounting {target}")
+        _unmount(site, node, target)
+
+
+def _unmount(site: Site, node: Node, target: Path) -> None:
+    """Whoever looks at the processes in /proc holds their files for a moment, so one that is busy is tried again."""
+    for left in reversed(range(_TRIES)):
+        try:
+            site.run(node.command(["umount", target]), f"unmounting {target}")
+            return
+        except RigError as error:
+            if not left or "target is busy" not in str(error):
+                raise
+            time.sleep(0.1)

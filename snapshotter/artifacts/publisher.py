@@ -18,7 +18,7 @@ before it: whoever has won is deleted by nobody.
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
@@ -55,6 +55,7 @@ __all__ = ["Published", "publish"]
 
 _FALLBACK_TRIES = 6  # 20 publishers at once lose each other's entries about twice
 _FALLBACK_PAUSE_S = 0.3  # at most, times the number of the try
+_TAG_TRIES = 4
 _PAGES = 64  # of a list of referrers
 _MOST_JUDGED = 32  # entries of a list that do not say what they are, and are looked at one by one
 
@@ -110,7 +111,7 @@ def publish(
         # Ours was there whole, and another image with equal layers has taken the key's tag since: it stays.
         stays = existed and _is_rival(artifact, holder)
         if leads != digest and not stays:
-            told |= "OCI-Subject" in pusher.put_manifest(repository, tag, body, MANIFEST_TYPE)
+            told |= "OCI-Subject" in _put_tag(pusher, repository, tag, body)
     superseded = [one for one, known in old.items() if not _is_rival(artifact, known)]
     referrers = False
     if artifact.subject is not None:
@@ -170,12 +171,23 @@ def _settle(
     lost = [one for one, its in others.items() if not refusal(signers, its, "", replace=False)]
     for tag, (there, _, _) in after.tagged.items():
         if there in lost:
-            pusher.put_manifest(repository, tag, body, MANIFEST_TYPE)
+            _put_tag(pusher, repository, tag, body)
     if lost and artifact.subject is not None and not referrers:
         _keep_fallback(pusher, repository, winner, body, lost)
     for one in lost:
         _delete(pusher, repository, one)
     return first if digest in lost else digest
+
+
+def _put_tag(pusher: Pusher, repository: ImageRef, tag: str, body: bytes) -> Mapping[str, str]:
+    """As `Pusher.put_manifest`. A registry may answer 400 to who writes a tag whose manifest another publisher has
+    deleted at this moment (docker-registry does), so that is tried again."""
+    for count in range(1, _TAG_TRIES):
+        try:
+            return pusher.put_manifest(repository, tag, body, MANIFEST_TYPE)
+        except (InvalidArgument, NotFound):
+            time.sleep(random.uniform(0, _FALLBACK_PAUSE_S) * count)
+    return pusher.put_manifest(repository, tag, body, MANIFEST_TYPE)
 
 
 def _put_blobs(

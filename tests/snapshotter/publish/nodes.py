@@ -56,7 +56,7 @@ class Node:
     def done(self) -> dict[str, str]:
         """The status of each artifact of a round that does not fail, by workload; "" is the layer index's."""
         rows, failed = self.round()
-        assert not failed
+        assert not failed, failed
         return {row.workload: row.status for row in rows}
 
 

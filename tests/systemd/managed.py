@@ -39,3 +39,12 @@ class Managed(Daemon):
         """`bootseer reload`."""
         words = [BOOTSEER, "reload", "--config", str(self.home / "config.toml")]
         return subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+
+    def restarted(self, number: int) -> None:
+        """End the whole daemon by this signal; back when the next one says that it is ready."""
+        self.manager.restart(number)
+        self.manager.until("READY=1")
+
+    def upgraded(self) -> None:
+        """Back when `reload` says that it is done."""
+        assert self.reload().returncode == 0, self.manager.log

@@ -129,9 +129,9 @@ def main(argv: list[str]) -> int:
             kinds: dict[str, Callable[[], None]] = {
                 "nothing": lambda: None,
                 "service killed": lambda: daemon.kill("service"),
-                "all killed, started again": lambda: _restart(daemon, signal.SIGKILL),
-                "restarted": lambda: _restart(daemon, signal.SIGTERM),
-                "upgraded in place": lambda: _reload(daemon),
+                "all killed, started again": lambda: daemon.restarted(signal.SIGKILL),
+                "restarted": lambda: daemon.restarted(signal.SIGTERM),
+                "upgraded in place": daemon.upgraded,
             }
             print(f"median and most of {turns}     calls failed        for, ms      longest good, ms")
             for kind, act in kinds.items():
@@ -153,15 +153,6 @@ def _outage(asker: Asker, act: Callable[[], None], over_s: float) -> Outage:
     act()
     time.sleep(over_s)
     return asker.taken()
-
-
-def _restart(daemon: Managed, number: int) -> None:
-    daemon.manager.restart(number)
-    daemon.manager.until("READY=1")
-
-
-def _reload(daemon: Managed) -> None:
-    assert daemon.reload().returncode == 0, daemon.manager.log
 
 
 if __name__ == "__main__":

@@ -71,9 +71,9 @@ def main(argv: list[str]) -> int:
                 "nothing": lambda: None,
                 "block server killed": lambda: daemon.kill("block"),
                 "service killed": lambda: daemon.kill("service"),
-                "all killed, started again": lambda: _restart(daemon, signal.SIGKILL),
-                "restarted": lambda: _restart(daemon, signal.SIGTERM),
-                "upgraded in place": lambda: _reload(daemon),
+                "all killed, started again": lambda: daemon.restarted(signal.SIGKILL),
+                "restarted": lambda: daemon.restarted(signal.SIGTERM),
+                "upgraded in place": daemon.upgraded,
             }
             print(f"{'what':28} {'median':>8} {'longest':>8}   (ms, n = {turns})")
             for kind, act in kinds.items():
@@ -88,15 +88,6 @@ def _pause(prober: Prober, act: Callable[[], None]) -> float:
     act()
     time.sleep(_AROUND_S)
     return prober.longest()
-
-
-def _restart(daemon: Managed, number: int) -> None:
-    daemon.manager.restart(number)
-    daemon.manager.until("READY=1")
-
-
-def _reload(daemon: Managed) -> None:
-    assert daemon.reload().returncode == 0, daemon.manager.log
 
 
 if __name__ == "__main__":

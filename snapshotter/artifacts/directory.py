@@ -21,7 +21,7 @@ from blockindex.codec import PROLOGUE_SIZE, decode_index, index_name
 from blockindex.errors import BlockIndexError
 from blockindex.hotset import DEFAULT_WORKLOAD, hotset_name
 from snapshotter.artifacts.made import hot_artifact, read_chunks
-from snapshotter.artifacts.manifest import INDEX_TYPE, digest_of
+from snapshotter.artifacts.manifest import INDEX_TYPE, INLINE_ALL_BYTES, digest_of
 from snapshotter.artifacts.model import Artifact, Blob, Kind
 from snapshotter.artifacts.place import Held, ImageName, OpenBlob, Placed
 from snapshotter.errors import NotFound, SnapshotterError
@@ -127,7 +127,8 @@ class DirectoryPlace:
             return None
         with suppress(BlockIndexError):
             if decode_index(data).blob_digest == layer:
-                return Blob(digest_of(data), len(data), INDEX_TYPE, layer)
+                inline = data if len(data) <= INLINE_ALL_BYTES else b""
+                return Blob(digest_of(data), len(data), INDEX_TYPE, layer, inline)
         return None
 
     def _open(self, blob: Blob) -> Iterator[bytes]:

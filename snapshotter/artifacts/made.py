@@ -3,10 +3,11 @@
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from blockindex.hotpack import HotPack
-from snapshotter.artifacts.manifest import HEAD_TYPE, INDEX_TYPE, INLINE_BYTES, PACK_TYPE
+from snapshotter.artifacts.manifest import HEAD_TYPE, INDEX_TYPE, INLINE_ALL_BYTES, INLINE_BYTES, PACK_TYPE
 from snapshotter.artifacts.model import Artifact, Blob, Kind, Subject
 from snapshotter.artifacts.place import ImageName
 from snapshotter.errors import NotFound
@@ -32,12 +33,19 @@ def read_chunks(path: Path, end: int | None = None) -> Iterator[bytes]:
 def index_blob(layer: Digest, path: Path) -> Blob:
     """The blob of one layer's index file."""
     digest, size = _digest(path)
-    return Blob(digest, size, INDEX_TYPE, layer)
+    data = b"".join(read_chunks(path)) if size <= INLINE_ALL_BYTES else b""
+    return Blob(digest, size, INDEX_TYPE, layer, data)
 
 
 def index_artifact(image: ImageName, blobs: Mapping[Digest, Blob]) -> Artifact:
-    """The artifact of an image's indexes, of which there is one for each layer."""
-    in_order = tuple(blobs[layer] for layer in image.layers)
+    """The artifact of an image's indexes, of which there is one for each layer. Of the bytes that blobs bring along the
+    manifest gets as many as may be."""
+    room, inline = INLINE_ALL_BYTES, set()
+    for layer in sorted(image.layers, key=lambda layer: blobs[layer].size):
+        room -= blobs[layer].size
+        if room >= 0:
+            inline.add(layer)
+    in_order = tuple(blobs[layer] if layer in inline else replace(blobs[layer], data=b"") for layer in image.layers)
     return Artifact(Kind.LAYER_INDEX, image.key, "", image.subject, in_order, created=int(time.time()))
 
 

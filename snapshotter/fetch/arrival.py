@@ -212,8 +212,7 @@ class Arrivals:
         directory = self._store.find(wanted.digest)
         if directory is not None:
             return directory
-        with self._hurry(wanted.image):
-            chosen = self._usable(wanted)
+        chosen = self._usable(wanted)
         if chosen is None or chosen[0].blob_size < self._min_lazy_bytes:
             return None
         index, found, judged = chosen
@@ -227,7 +226,7 @@ class Arrivals:
 
     def _usable(self, wanted: _Wanted) -> tuple[LayerIndex, FoundIndex, bool] | None:
         """The first index that is sound, and the layer's; whether its metadata have been judged too."""
-        for found in self._indexes.find(wanted.image, wanted.layers, wanted.digest):
+        for found in self._found(wanted):
             try:
                 judged = not found.vouched or bool(self._judgements.unsound(node_name(wanted.digest)))
                 index = decode_index(found.encoded) if judged else decode_unjudged(found.encoded)
@@ -238,6 +237,16 @@ class Arrivals:
                 reason = str(error)
             _log.warning("index.refused layer=%s from=%s reason=%r", wanted.digest, found.where, reason)
         return None
+
+    def _found(self, wanted: _Wanted) -> Iterator[FoundIndex]:
+        """The indexes that sources have. Other traffic waits while they are fetched, not while they are decoded."""
+        source = iter(self._indexes.find(wanted.image, wanted.layers, wanted.digest))
+        while True:
+            with self._hurry(wanted.image):
+                found = next(source, None)
+            if found is None:
+                return
+            yield found
 
     def _stream(self, wanted: _Wanted) -> Path:
         image, digest = wanted.image, wanted.digest

@@ -16,6 +16,7 @@ from snapshotter.artifacts.model import Blob
 from snapshotter.errors import InvalidArgument, Transient
 from snapshotter.model import BlobSource, Digest
 from snapshotter.registry.blob import RegistryBlob
+from snapshotter.registry.distance import is_far
 from snapshotter.registry.hotfile import HotFile, HotStream
 from snapshotter.registry.indexdir import MAX_INDEX_BYTES
 
@@ -75,10 +76,10 @@ def hot_file(
         stream = source.stream(start, end)
         return HotStream(start, end, stream, stream.close)
 
-    def is_far() -> bool:
-        return isinstance(source, RegistryBlob) and source.is_far
+    def round_trip() -> float:
+        return source.round_trip_s() if isinstance(source, RegistryBlob) else 0.0
 
-    return HotFile(judged.where, head.size, None, ask, verdict.key, head, doubt, is_far)
+    return HotFile(judged.where, head.size, None, ask, verdict.key, head, doubt, round_trip)
 
 
 def _whole(
@@ -103,8 +104,9 @@ def _whole(
             raise Transient(f"blob {blob.digest}: only {size} bytes within {timeout_s} s")
 
     data: bytes | None = None
-    if isinstance(source, RegistryBlob) and source.is_far and (parts := parts_of(blob.size, together)) > 1:
-        data = fetch_parts(source, blob.size, parts, came)
+    if isinstance(source, RegistryBlob) and is_far(source.round_trip_s()):
+        parts = parts_of(blob.size, together)
+        data = fetch_parts(source, blob.size, parts, came) if parts > 1 else None
     if data is None:
         data = _in_one(source, blob.size, came)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != blob.digest:

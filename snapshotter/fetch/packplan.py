@@ -5,22 +5,26 @@ Frames go QUEUED -> ASKED -> LANDED, or are DROPPED when they are given up, or a
 and later ones should not cost a round trip each. At a far host many connections share the segments, and each brings
 what TCP lets it: there the last ones are short again, so that none is left alone with a long one. A reader that waits
 for a queued frame has it brought forward: its segment is cut before the frame, and the later part goes to the front.
+When nothing is queued any more, the end of a straggler (`underway`) is cut off for an idle connection.
 
-Invariants: every wanted byte is in exactly one segment that is queued or under way, or has come; a request that breaks
-off is resumed where it stopped; so nothing is fetched twice. Thread-safe; one lock, held for moments.
+Invariants: every wanted byte is in exactly one segment that is queued or under way, or has come; what comes beyond a
+segment's end is passed over; a request that breaks off is resumed where it stopped. So nothing is fetched twice but
+what a straggler had in flight. Thread-safe; one lock, held for moments.
 """
 
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 
 from blockindex.hotpack import HotPack
 
-__all__ = ["PackPlan", "Segment"]
+from .underway import Segment, UnderWay
+
+__all__ = ["PackPlan"]
 
 _FIRST = 256 << 10
+_GROWING = 3  # as many are twice as long as the one before
 _MOST = 2 << 20
 _FAR_FIRST = (128 << 10, 256 << 10, 512 << 10, 512 << 10)  # are asked for at once, and come side by side
 _FAR_SHARE = 8  # then this part of what is left
@@ -29,22 +33,18 @@ _FAR_LEAST, _FAR_MOST = 256 << 10, 1 << 20
 _UNWANTED, _QUEUED, _ASKED, _LANDED, _DROPPED = range(5)
 
 
-@dataclass(slots=True)
-class Segment:
-    """Bytes `[start, end)` of the file; `attempts` counts the requests for them that broke off; one that is `hurried`
-    was brought forward for a reader."""
-
-    start: int
-    end: int
-    attempts: int = 0
-    hurried: bool = False
-
-
 class PackPlan:
     """Brings the frames `wanted` (numbers) of `pack`, of which the bytes before `streaming_to` are on their way. `far`:
-    from a far host (`registry.distance`)."""
+    from a far host (`registry.distance`). `under_way` is for the requests of this plan alone."""
 
-    def __init__(self, pack: HotPack, wanted: Container[int], streaming_to: int, far: bool = False) -> None:
+    def __init__(
+        self,
+        pack: HotPack,
+        wanted: Container[int],
+        streaming_to: int,
+        far: bool = False,
+        under_way: UnderWay | None = None,
+    ) -> None:
         self.pack = pack
         self._far = far
         self._lock = threading.Lock()
@@ -53,6 +53,7 @@ class PackPlan:
         self._buffers: dict[int, bytearray] = {}
         self._missing: dict[int, int] = {}  # bytes that frames in `_buffers` lack
         self._queue: deque[Segment] = deque()
+        self._under_way = UnderWay() if under_way is None else under_way
         self._left = self._states.count(_QUEUED)
         self._cut(streaming_to)
 
@@ -88,8 +89,10 @@ class PackPlan:
     def _size(self, number: int, left: int) -> int:
         """Most bytes of the segment with this number, which is cut from the `left` last bytes; it is longer only where
         a single frame is."""
+        if not self._far and number < _GROWING:
+            return min(_FIRST << number, _MOST)
         if not self._far:
-            return min(_FIRST << min(number, 8), _MOST)
+            return -(-left // -(-left // _MOST))  # equal parts
         if number < len(_FAR_FIRST):
             return _FAR_FIRST[number]
         return min(max(left // _FAR_SHARE, _FAR_LEAST), _FAR_MOST)
@@ -103,18 +106,37 @@ class PackPlan:
                 if numbers and segment.start < segment.end:  # else all that it brings has been given up meanwhile
                     for number in numbers:
                         self._states[number] = _ASKED
+                    self._under_way.add(segment)
                     return segment
             return None
+
+    def relieve(self, requests: int) -> Segment | None:
+        """Bytes to ask for that had been asked for already, but come too slowly; `requests` could be under way at once.
+        None while anything is queued."""
+        with self._lock:
+            if self._queue:
+                return None
+            segment = self._under_way.relieve(requests - len(self._under_way))
+            if segment is not None:
+                self._under_way.add(segment)
+            return segment
+
+    def look_again_s(self) -> float | None:
+        """When to call `relieve` again, in seconds; None when nothing is under way."""
+        with self._lock:
+            return self._under_way.window_s / 2 if len(self._under_way) else None
 
     def put_back(self, segment: Segment) -> None:
         """The rest of a request that broke off, or could not be made: the next to be asked for."""
         with self._lock:
+            self._under_way.remove(segment)
             segment.attempts += 1
             self._queue.appendleft(segment)
 
     def drop(self, segment: Segment) -> None:
         """Give up the frames of which bytes lie in the segment."""
         with self._lock:
+            self._under_way.remove(segment)
             for number in self._frames_of(segment):
                 if self._states[number] in (_QUEUED, _ASKED):
                     self._drop(number)
@@ -156,6 +178,7 @@ class PackPlan:
         """Give up every frame that has not landed."""
         with self._lock:
             self._queue.clear()
+            self._under_way.clear()
             for number, state in enumerate(self._states):
                 if state in (_QUEUED, _ASKED):
                     self._drop(number)
@@ -165,12 +188,16 @@ class PackPlan:
         self._buffers.pop(number, None)
         self._left -= 1
 
-    def feed(self, offset: int, chunk: bytes) -> list[tuple[int, bytearray]]:
-        """Bytes of the file have come: the frames that are whole with them, with their bytes (each once). Bytes of
-        frames that nobody wants are passed over."""
-        view = memoryview(chunk)
+    def feed(self, segment: Segment, chunk: bytes) -> list[tuple[int, bytearray]]:
+        """The next bytes of a segment have come: the frames that are whole with them, with their bytes (each once).
+        Bytes of frames that nobody wants are passed over, and those beyond the segment's end."""
         whole = []
         with self._lock:
+            offset, view = segment.start, memoryview(chunk)[: segment.left]
+            segment.start += len(view)
+            self._under_way.came(segment, len(view))
+            if not segment.left:
+                self._under_way.remove(segment)
             number = max(bisect_right(self._offsets, offset) - 1, 0)
             while view and number < len(self._offsets):
                 frame = self.pack.frames[number]

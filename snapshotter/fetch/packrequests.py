@@ -3,7 +3,8 @@
 `streams` requests are under way at once. Where the host that has the bytes is far (`registry.distance`) they are
 `far_streams`: there every connection begins slow, and the wire has room. Half of these do not wait for the image's
 indexes, which come at the same time over connections of their own; the other half takes these over when they are free.
-All but the first, and those that a reader waits for, give way to readers.
+Elsewhere one goes on beside the indexes, so that the wire is never empty. All but the first, and those that a reader
+waits for, give way to readers. At the end, who has nothing left to ask for relieves stragglers (`underway`).
 
 A request that breaks off is made again from where it stopped, some times; then its frames are given up. Which bytes
 come next is `PackPlan`'s. What is done with a frame is the owner's.
@@ -18,10 +19,12 @@ from typing import Protocol
 
 from blockindex.hotpack import HotPack
 from snapshotter.errors import SnapshotterError, Transient
+from snapshotter.registry.distance import is_far
 from snapshotter.registry.hotfile import HotFile
 
 from .host import Host, Lane
-from .packplan import PackPlan, Segment
+from .packplan import PackPlan
+from .underway import Segment, UnderWay
 
 __all__ = ["PackRequests"]
 
@@ -79,11 +82,12 @@ class PackRequests:
 
     def plan_for(self, file: HotFile, pack: HotPack, wanted: set[int], streaming_to: int) -> PackPlan:
         """A plan for these frames of the file, as far as its host is; `open` takes it up."""
-        self._is_far = self._far_streams > self._width and file.is_far()
+        round_trip_s = file.round_trip_s()
+        self._is_far = self._far_streams > self._width and is_far(round_trip_s)
         if self._is_far:
             self._width = self._far_streams
             self._host.widen(Lane.HOT, self._width)
-        return PackPlan(pack, wanted, streaming_to, self._is_far)
+        return PackPlan(pack, wanted, streaming_to, self._is_far, UnderWay(round_trip_s))
 
     def open(self, file: HotFile, plan: PackPlan) -> None:
         """Go by this plan from now on."""
@@ -105,7 +109,7 @@ class PackRequests:
         self.begin()
         if plan is not None and segment is not None:
             self._fetch(plan, segment)
-            self.go_on()
+            self._submit(beside_pulls=True)
 
     def go_on(self) -> None:
         """Have one more request made, if something is left."""
@@ -132,17 +136,21 @@ class PackRequests:
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    def _submit(self, beside_pulls: bool) -> None:
-        self._host.submit(Lane.HOT, self._owner.guarded(partial(self._work, beside_pulls)))
+    def _submit(self, beside_pulls: bool, delay_s: float = 0.0) -> None:
+        self._host.submit(Lane.HOT, self._owner.guarded(partial(self._work, beside_pulls)), delay_s)
 
     def _work(self, beside_pulls: bool) -> None:
         """Ask for one segment, and come back for the next one: look-ups for other images wait in the same lane."""
         self._host.give_way(Lane.HOT, beside_pulls)
         plan = None if self._held else self.plan
-        segment = plan.take() if plan is not None else None
-        if plan is not None and segment is not None:
+        if plan is None:
+            return
+        segment = plan.take() or plan.relieve(self._width)
+        if segment is not None:
             self._fetch(plan, segment)
-            self.go_on()
+            self._submit(beside_pulls or self._is_far)
+        elif (delay_s := plan.look_again_s()) is not None:
+            self._submit(beside_pulls, delay_s)
 
     def _fetch_urgent(self) -> None:
         plan = self.plan
@@ -180,19 +188,22 @@ class PackRequests:
 
     def pour(self, plan: PackPlan, segment: Segment, chunks: Iterator[bytes], urgent: bool = False) -> None:
         """Take what comes of a segment to its end, and see to it that the rest comes if it breaks off."""
+        asked_to = segment.end
         while self._owner.is_streaming:
             try:
                 chunk = next(chunks, None)
-                if chunk is None and segment.start < segment.end:
+                if chunk is None and segment.left:
                     raise Transient(f"the stream ends at byte {segment.start}, not at {segment.end}")
             except SnapshotterError as error:
-                self._broke_off(plan, segment, error)
+                if segment.left:  # else it is another one's, and nothing is missing
+                    self._broke_off(plan, segment, error)
                 return
             if chunk is None:
                 return
-            for number, data in plan.feed(segment.start, chunk):
+            for number, data in plan.feed(segment, chunk):
                 self._owner.has_come(plan, number, data)
-            segment.start += len(chunk)
+            if not segment.left and segment.end < asked_to:  # the rest is another one's
+                return
             if not urgent:  # a reader waits, and its frame belongs to a layer that is there
                 self._owner.await_room()
 

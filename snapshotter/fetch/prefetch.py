@@ -44,9 +44,10 @@ from .host import Host, Lane
 from .hotlayers import HotLayers
 from .hottable import HotTable
 from .layer import LayerFetch
-from .packplan import PackPlan, Segment
+from .packplan import PackPlan
 from .packrequests import PackRequests
 from .spanorders import SpanOrders
+from .underway import Segment
 
 __all__ = ["HotFinder", "Prefetch", "State"]
 

@@ -74,15 +74,14 @@ class RegistryBlob:
             raise InvalidArgument(f"layer {self.digest}: [{start}, {end}) is not a range")
         return BlobStream(self, start, end)
 
-    @property
-    def is_far(self) -> bool:
-        """Whether the host that has the bytes is far (`distance`), as far as that is known: of a blob that was not
-        asked for yet, the registry's own host."""
+    def round_trip_s(self) -> float:
+        """The round trip to the host that has the bytes, in seconds, 0.0 while it is not known: of a blob that was not
+        asked for yet, to the registry's own host."""
         with self._lock:
             location = self._location
         if location is not None:
-            return self._registry.transport.is_far(location[0])
-        return self._registry.is_far(self._image)
+            return self._registry.transport.round_trip_s(location[0])
+        return self._registry.round_trip_s(self._image)
 
     def learn(self, total: int) -> None:
         """Keep the size that an answer told."""

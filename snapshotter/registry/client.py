@@ -187,10 +187,11 @@ class Registry:
         if endpoint is not None:
             self.transport.expect(endpoint.url, requests, endpoint.line)
 
-    def is_far(self, image: ImageRef) -> bool:
-        """Whether who is asked first for contents of the repository is far; False while that is not known."""
+    def round_trip_s(self, image: ImageRef) -> float:
+        """The round trip to who is asked first for contents of the repository, in seconds; 0.0 while that is not
+        known."""
         endpoint = self._first(image)
-        return endpoint is not None and self.transport.is_far(endpoint.url)
+        return 0.0 if endpoint is None else self.transport.round_trip_s(endpoint.url)
 
     def _first(self, image: ImageRef) -> Endpoint | None:
         """Who would be asked first for contents."""

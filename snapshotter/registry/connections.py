@@ -22,7 +22,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from snapshotter.registry.distance import Distances, round_trip_s
+from snapshotter.registry.distance import Distances, is_far, round_trip_s
 from snapshotter.registry.places import Places
 
 __all__ = ["Adapter", "StaleConnection"]
@@ -128,7 +128,7 @@ class _PoolMixin:
     def _open_ahead(self) -> None:
         requests, self._expected = self._expected, 0
         places = self.pool
-        if places is None or not requests or not self._distances.is_far(self._origin):
+        if places is None or not requests or not is_far(self._distances.round_trip_s(self._origin)):
             return
         count = places.reserve(requests)
         for _ in range(count):

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 
-__all__ = ["FAR_S", "Distances", "round_trip_s"]
+__all__ = ["FAR_S", "Distances", "is_far", "round_trip_s"]
 
 FAR_S = 0.04
 
@@ -27,6 +27,11 @@ def round_trip_s(sock: socket.socket) -> float:
     except (OSError, struct.error):
         return 0.0
     return 0.0 if microseconds == _NONE else float(microseconds) / 1e6
+
+
+def is_far(round_trip_s: float) -> bool:
+    """Whether a host at such a distance is far; False where it is not known (0.0)."""
+    return round_trip_s >= FAR_S
 
 
 class Distances:
@@ -50,6 +55,6 @@ class Distances:
         """Whether a connection to it was ever opened, and told."""
         return origin in self._known
 
-    def is_far(self, origin: tuple[str, str | None, int]) -> bool:
-        """Whether the origin is far; False while that is not known."""
-        return self._known.get(origin, 0.0) >= FAR_S
+    def round_trip_s(self, origin: tuple[str, str | None, int]) -> float:
+        """The round trip to it, in seconds; 0.0 while that is not known."""
+        return self._known.get(origin, 0.0)

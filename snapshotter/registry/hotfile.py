@@ -41,8 +41,8 @@ class HotFile:
     the file's head says.
 
     `doubt` says why the bytes of its frames must not be used, empty where they may: then it is a set without bytes.
-    `signed_by`: the name of the trusted key that signed it, empty where nobody had to. `is_far()` tells whether the
-    host that has the bytes is far (`distance`). Thread-safe but for `first`.
+    `signed_by`: the name of the trusted key that signed it, empty where nobody had to. `round_trip_s()` is
+    that to the host that has the bytes (`distance`), 0.0 where it is not known. Thread-safe but for `first`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HotFile:
         signed_by: str = "",
         head: HotPack | None = None,
         doubt: str = "",
-        is_far: Callable[[], bool] = lambda: False,
+        round_trip_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         assert (first is None) != (head is None)
         self.where = where
@@ -63,7 +63,7 @@ class HotFile:
         self.head = head
         self.signed_by = signed_by
         self.doubt = doubt
-        self.is_far = is_far
+        self.round_trip_s = round_trip_s
         self._ask = ask
 
     def __repr__(self) -> str:

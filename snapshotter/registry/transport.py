@@ -242,9 +242,9 @@ class Transport:
             timeout_s = line.connect_timeout_s or self._timeout[0]
             self._adapter.expect(request, context, min(requests_at_once, self._connections), timeout_s)
 
-    def is_far(self, url: str) -> bool:
-        """Whether a round trip to the host of `url` is long (`distance.FAR_S`); False while that is not known."""
-        return self._adapter.distances.is_far(origin(url))
+    def round_trip_s(self, url: str) -> float:
+        """The round trip to the host of `url`, in seconds; 0.0 while that is not known."""
+        return self._adapter.distances.round_trip_s(origin(url))
 
     def _send(
         self,

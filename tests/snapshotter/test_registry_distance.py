@@ -14,7 +14,7 @@ import pytest
 from snapshotter.config import RegistryConfig
 from snapshotter.errors import InvalidArgument
 from snapshotter.registry import Registry, distance
-from snapshotter.registry.distance import Distances, round_trip_s
+from snapshotter.registry.distance import Distances, is_far, round_trip_s
 from snapshotter.registry.places import Places
 from tests.snapshotter.certificates import Authority
 from tests.snapshotter.rangeserver import Action, Hold, RangeServer, Request, redirect
@@ -56,12 +56,12 @@ def test_the_kernel_says_how_long_a_round_trip_takes() -> None:
 def test_the_shortest_round_trip_counts() -> None:
     distances = Distances()
     distances.note(ORIGIN, 0.0)
-    assert not distances.is_known(ORIGIN) and not distances.is_far(ORIGIN)
+    assert not distances.is_known(ORIGIN) and distances.round_trip_s(ORIGIN) == 0.0
     distances.note(ORIGIN, 0.2)
-    assert distances.is_far(ORIGIN)
+    assert is_far(distances.round_trip_s(ORIGIN))
     distances.note(ORIGIN, 0.039)
     distances.note(ORIGIN, 0.3)
-    assert distances.is_known(ORIGIN) and not distances.is_far(ORIGIN)
+    assert distances.is_known(ORIGIN) and not is_far(distances.round_trip_s(ORIGIN))
     assert not distances.is_known(("https", *ORIGIN[1:])) and "0.039" in repr(distances)
 
 
@@ -189,7 +189,7 @@ def test_none_are_opened_to_a_host_that_is_near() -> None:
     with RangeServer({PATH: DATA}) as server, opened(server) as registry:
         registry.expect(f"{server.host}/app:1", 5)
         assert read(registry, server) == DATA[:100]
-        assert not registry.blob(f"{server.host}/app:1", DIGEST).is_far
+        assert not is_far(registry.blob(f"{server.host}/app:1", DIGEST).round_trip_s())
         registry.expect(f"{server.host}/app:1", 5)
         assert server.connections == 1
 
@@ -234,13 +234,13 @@ def test_a_blob_elsewhere_is_as_far_as_that_host(far: None) -> None:
     with RangeServer({"/data": DATA}) as store, RangeServer({}) as server, opened(server) as registry:
         server.behaviour = lambda request: redirect(f"{store.url}/data")
         blob = registry.blob(f"{server.host}/app:1", DIGEST)
-        assert not blob.is_far, "nothing is known yet"
+        assert blob.round_trip_s() == 0.0, "nothing is known yet"
         assert b"".join(blob.stream(0, 100)) == DATA[:100]
-        assert blob.is_far
+        assert is_far(blob.round_trip_s())
         distances = registry.transport._adapter.distances
         assert len(distances._known) == 2
         distances._known[("http", "127.0.0.1", int(store.host.rpartition(":")[2]))] = -1.0
-        assert not blob.is_far and registry.is_far(blob._image)
+        assert not is_far(blob.round_trip_s()) and is_far(registry.round_trip_s(blob._image))
 
 
 def test_behind_a_proxy_nobody_is_far(far: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_behind_a_proxy_nobody_is_far(far: None, monkeypatch: pytest.MonkeyPatch
             blob = registry.blob("registry.test/app:1", DIGEST)
             assert b"".join(blob.stream(0, 100)) == DATA[:100]
             registry.expect("registry.test/app:1", 5)
-            assert not blob.is_far and proxy.connections == 1
+            assert blob.round_trip_s() == 0.0 and proxy.connections == 1
 
 
 def test_the_close_of_all_ends_those_that_come_late(far: None, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ class HotBench:
         """A registry has a pack of the set: its head comes with the look-up. It may be far."""
         pack = self.publish(hotset)
         self.finder.open_file = lambda: HotFile(
-            "fake", pack.size, None, self._stream, head=pack, doubt=doubt, is_far=lambda: far
+            "fake", pack.size, None, self._stream, head=pack, doubt=doubt, round_trip_s=lambda: 0.1 if far else 0.0
         )
         return pack
 

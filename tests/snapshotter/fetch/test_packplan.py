@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from blockindex.hotpack import Codec, Frame, HotPack
 from blockindex.hotset import HotExtent, HotLayer, HotSet, image_key
 from snapshotter.fetch import packplan
-from snapshotter.fetch.packplan import PackPlan, Segment
+from snapshotter.fetch.packplan import PackPlan
+from snapshotter.fetch.underway import Segment, UnderWay
 
 LAYER = "sha256:" + "1" * 64
 KIB = 1 << 10
@@ -36,24 +37,30 @@ def content(pack: HotPack) -> bytes:
 class Wire:
     """Feeds a plan with the bytes of its pack, and counts what it asked for and what it gave."""
 
-    def __init__(self, pack: HotPack, wanted: Iterable[int], streaming_to: int, far: bool = False) -> None:
+    def __init__(
+        self,
+        pack: HotPack,
+        wanted: Iterable[int],
+        streaming_to: int,
+        far: bool = False,
+        under_way: UnderWay | None = None,
+    ) -> None:
         self.pack, self.data = pack, content(pack)
         self.wanted = set(wanted)
-        self.plan = PackPlan(pack, self.wanted, streaming_to, far)
+        self.plan = PackPlan(pack, self.wanted, streaming_to, far, under_way)
         self.asked = Counter[int]()
         self.whole: list[int] = []
 
     def feed(self, segment: Segment, size: int) -> None:
-        """The segment's next `size` bytes come."""
-        chunk = self.data[segment.start : min(segment.start + size, segment.end)]
-        self.asked.update(range(segment.start, segment.start + len(chunk)))
-        for number, data in self.plan.feed(segment.start, chunk):
+        """The segment's next `size` bytes come, and more if they reach beyond its end, as when it was cut."""
+        chunk = self.data[segment.start : segment.start + size]
+        self.asked.update(range(segment.start, min(segment.start + len(chunk), segment.end)))
+        for number, data in self.plan.feed(segment, chunk):
             frame = self.pack.frames[number]
             assert bytes(data) == self.data[frame.offset : frame.offset + frame.size]
             assert number in self.wanted
             self.whole.append(number)
             self.plan.landed(number)
-        segment.start += len(chunk)
 
     def bring(self, segment: Segment) -> None:
         """All of it comes at once."""
@@ -80,7 +87,7 @@ def segments(plan: PackPlan) -> list[tuple[int, int]]:
 def test_the_first_segments_are_short_and_end_with_a_frame() -> None:
     pack = pack_of([100 * KIB] * 40)
     found = segments(PackPlan(pack, range(40), pack.head_size))
-    assert [(end - start) // KIB for start, end in found] == [200, 500, 1000, 2000, 300]
+    assert [(end - start) // KIB for start, end in found] == [200, 500, 1000, 1100, 1200]
     assert found[0][0] == pack.head_size and found[-1][1] == pack.size
     assert all(left[1] == right[0] for left, right in pairwise(found))
 
@@ -202,6 +209,45 @@ def test_it_shows_what_is_left() -> None:
     assert repr(PackPlan(pack_of([10] * 3), [0, 2], 100)) == "<PackPlan 2 of 3 frames to come, 2 requests to make>"
 
 
+def test_the_end_of_a_straggler_comes_by_another_request() -> None:
+    """What it brings beyond its new end is passed over."""
+    now = [0.0]
+    wire = Wire(pack_of([100 * KIB] * 10), range(10), 100, under_way=UnderWay(0.01, lambda: now[0]))
+    first, slow = wire.plan.take(), wire.plan.take()
+    assert first is not None and slow is not None
+    while wire.plan.left > 8:
+        now[0] += 0.03
+        wire.feed(first, 100 * KIB)
+    assert wire.plan.relieve(2) is None, "something is queued"
+    wire.finish()
+    before = slow.end
+    now[0] += 1.0
+    assert wire.plan.look_again_s() is not None
+    rest = wire.plan.relieve(2)
+    assert rest is not None and rest.end == before and rest.start == slow.end
+    wire.bring(rest)
+    wire.feed(slow, before)
+    assert slow.left == 0 and wire.plan.left == 0 and set(wire.asked.values()) == {1}
+    assert wire.plan.look_again_s() is None and wire.plan.relieve(2) is None
+
+
+class Relieving(UnderWay):
+    """Takes any request for a straggler, when it is drawn so."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        super().__init__()
+        self._data = data
+
+    def relieve(self, idle: int) -> Segment | None:
+        long = [segment for segment in self._paces if segment.left > 1]
+        if not long or self._data.draw(st.booleans()):
+            return None
+        slow = self._data.draw(st.sampled_from(long))
+        cut = Segment(slow.start + self._data.draw(st.integers(0, slow.left - 1)), slow.end)
+        slow.end = cut.start
+        return cut
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_happens_each_byte_comes_once(data: st.DataObject) -> None:
@@ -214,7 +260,7 @@ def test_whatever_happens_each_byte_comes_once(data: st.DataObject) -> None:
         pack = pack_of(data.draw(st.lists(st.integers(1, 120), min_size=1, max_size=25)))
         wanted = data.draw(st.sets(st.sampled_from(range(len(pack.frames)))))
         streaming_to = data.draw(st.integers(pack.head_size, pack.size))
-        wire = Wire(pack, wanted, streaming_to, data.draw(st.booleans()))
+        wire = Wire(pack, wanted, streaming_to, data.draw(st.booleans()), Relieving(data))
         under_way = [Segment(pack.head_size, streaming_to)] if streaming_to > pack.head_size else []
         dropped: set[int] = set()
         while under_way or wire.plan.left:
@@ -225,7 +271,7 @@ def test_whatever_happens_each_byte_comes_once(data: st.DataObject) -> None:
                 wire.plan.skip(numbers)
                 continue
             if step == "take" or not under_way:
-                segment = wire.plan.take()
+                segment = wire.plan.take() or wire.plan.relieve(2)
                 if segment is not None:
                     under_way.append(segment)
                 else:

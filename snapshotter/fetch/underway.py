@@ -6,7 +6,8 @@ not brought is handed to connections that are idle and warm. It keeps what it wi
 there; what it had in flight beyond, little because it is slow, comes in vain.
 
 A request is a straggler only while the wire has room: while all requests together bring less than `_ROOM` of what they
-brought in their best moment. Else it shares a full wire, and another request would bring nothing sooner.
+brought in their best moment. Else it shares a full wire, and another request would bring nothing sooner. What was
+handed on once is not again, so that a network which is slow altogether costs no more than twice the bytes.
 
 Not thread-safe: its owner has a lock.
 """
@@ -27,12 +28,13 @@ _LEAST_BYTES = 32 << 10
 @dataclass(slots=True, eq=False)
 class Segment:
     """Bytes `[start, end)` of the file; `attempts` counts the requests for them that broke off; one that is `hurried`
-    was brought forward for a reader."""
+    was brought forward for a reader; one that is `handed_on` was a straggler's."""
 
     start: int
     end: int
     attempts: int = 0
     hurried: bool = False
+    handed_on: bool = False
 
     @property
     def left(self) -> int:
@@ -116,13 +118,15 @@ class UnderWay:
         waits = {
             segment: segment.left / max(pace.rate(now), 1.0)
             for segment, pace in self._paces.items()
-            if segment.left >= 2 * _LEAST_BYTES and now - pace.began_at >= self.window_s + self._trip_s
+            if not segment.handed_on
+            and segment.left >= 2 * _LEAST_BYTES
+            and now - pace.began_at >= self.window_s + self._trip_s
         }
         slowest = max(waits, key=waits.__getitem__, default=None)
         if slowest is None or waits[slowest] < self._slow_s:
             return None
         keeps = min(int(self._paces[slowest].rate(now) * 2 * self._trip_s), slowest.left // 2)
         size = max((slowest.left - keeps) // max(idle, 1), _LEAST_BYTES)
-        segment = Segment(slowest.end - size, slowest.end)
+        segment = Segment(slowest.end - size, slowest.end, handed_on=True)
         slowest.end = segment.start
         return segment

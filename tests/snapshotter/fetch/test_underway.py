@@ -94,3 +94,16 @@ def test_where_nothing_has_come_yet_nothing_is_slow() -> None:
     assert requests.under_way.relieve(3) is None
     requests.under_way.clear()
     assert repr(requests.under_way) == "<UnderWay 0 requests>" and requests.under_way.relieve(3) is None
+
+
+def test_what_was_handed_on_is_not_handed_on_again() -> None:
+    """Else all would be asked for again and again where everything has become slow."""
+    requests = Requests(2)
+    requests.run(0.2, 0.5 * MBIT_100, 0.1 * MBIT_100)
+    requests.run(0.2, 0, 0)
+    requests.under_way.remove(requests.segments[0])
+    cut = requests.under_way.relieve(1)
+    assert cut is not None
+    requests.under_way.add(cut)
+    requests.run(1.0)
+    assert requests.under_way.relieve(2) is None

@@ -212,10 +212,11 @@ def _pull_command(system: System, node: Node, reference: str) -> list[str]:
 
 
 def _layer_sums(node: Node, env: Mapping[str, str]) -> dict[str, int]:
-    """The sums over all layers of each whole number that `bootseer status --json` gives of a layer."""
-    layers = json.loads(run(node.bootseer("status", "--json"), env, "asking for the status", 30)).get("layers", [])
-    sums: dict[str, int] = {}
-    for layer in layers:
+    """The sums over all layers of each whole number that `bootseer status --json` gives of a layer, and `relieved` over
+    all prefetches."""
+    status = json.loads(run(node.bootseer("status", "--json"), env, "asking for the status", 30))
+    sums = {"relieved": sum(prefetch["relieved"] for prefetch in status.get("prefetches", []))}
+    for layer in status.get("layers", []):
         for key, value in layer.items():
             if isinstance(value, int) and not isinstance(value, bool):
                 sums[key] = sums.get(key, 0) + value

@@ -59,12 +59,12 @@ class _Owner(Protocol):
 
 
 class PackRequests:
-    """See the module. Thread-safe. `requests` and `bytes` count; `plan` is None before the pack's head has come and
-    after the end."""
+    """See the module. Thread-safe. `requests` and `bytes` count, `relieved` those requests that took over from a
+    straggler; `plan` is None before the pack's head has come and after the end."""
 
     def __init__(self, owner: _Owner, host: Host, streams: int, far_streams: int) -> None:
         self.plan: PackPlan | None = None
-        self.requests = 0
+        self.requests = self.relieved = 0
         self.bytes = 0
         self._owner = owner
         self._held = False
@@ -167,6 +167,7 @@ class PackRequests:
         if file is None:  # over
             return
         self.requests += 1
+        self.relieved += segment.handed_on and not segment.attempts
         try:
             stream = file.stream(segment.start, segment.end)
         except SnapshotterError as error:

@@ -137,6 +137,7 @@ class Prefetch:
             "blocks": self.blocks,
             "bytes": self._asked.bytes,
             "requests": self._asked.requests,
+            "relieved": self._asked.relieved,
         }
 
     # -- course ------------------------------------------------------------------------------------------------------
@@ -458,10 +459,11 @@ class Prefetch:
             self._changed(self.key)
         if state is State.OVER:
             _log.info(
-                "prefetch.over image_key=%s blocks=%d bytes=%d requests=%d seconds=%.3f",
+                "prefetch.over image_key=%s blocks=%d bytes=%d requests=%d relieved=%d seconds=%.3f",
                 self.key,
                 self.blocks,
                 self._asked.bytes,
                 self._asked.requests,
+                self._asked.relieved,
                 self.ended_at - self._began_at,
             )

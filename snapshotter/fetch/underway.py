@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 __all__ = ["Segment", "UnderWay"]
 
-_LEAST_WINDOW_S = 0.04
+_LEAST_WINDOW_S = 0.1  # in less, a busy machine looks like a slow network
 _WINDOW_TRIPS = 1.25  # TCP sends in bursts of a round trip: a window holds a whole one
 _ROOM = 0.6
-_SLOW_S, _SLOW_TRIPS = 0.1, 1.5  # handing on costs a round trip, and a connection that begins slow again
+_SLOW_S, _SLOW_TRIPS = 0.2, 1.5  # handing on costs a round trip, and a connection that begins slow again
 _LEAST_BYTES = 32 << 10
 
 

@@ -2,8 +2,9 @@
 
 Images hello and numpy at metro, one round, overlayfs and ours: about a minute. Gates: every container's output is
 right; requests and bytes until ready are at most 5 % above `baseline.json`, which `--update` writes anew; and as a wide
-guard that a busy machine does not trip, ours are ready in at most twice overlayfs' time. Layers are not streamed in the
-background meanwhile: how much of that comes until ready is a matter of time.
+guard that a busy machine does not trip, ours are ready in at most twice overlayfs' time. Whether a connection becomes
+a straggler is a matter of chance: requests that relieved one are not counted, nor what that may have cost. Layers are
+not streamed in the background meanwhile: how much of that comes until ready is a matter of time.
 """
 
 import argparse
@@ -24,6 +25,7 @@ BASELINE = Path(__file__).with_name("baseline.json")
 """`{image: {system: {"requests": n, "bytes": n}}}`."""
 SLACK = 1.05
 TIME_GUARD = 2.0
+_RELIEF_BYTES = 256 << 10  # a connection has hardly more in flight when it is broken off
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, int]]]
 Measure = Callable[[Sequence[str]], int]
@@ -85,14 +87,20 @@ def judge(baseline: Baseline, runs: Sequence[Run]) -> list[str]:
                 if (image, system) not in failed:
                     complaints.append(f"{image}, {system}: was not run")
                 continue
-            for name, value in (("requests", run.requests), ("bytes", run.bytes)):
-                if value is None or value > limits[name] * SLACK:
+            for name, value in _counts(run).items():
+                if value > limits[name] * SLACK:
                     complaints.append(f"{image}, {system}: {value} {name}, the baseline is {limits[name]}")
             if overlayfs is not None and run.ready_s > TIME_GUARD * overlayfs.ready_s:
                 complaints.append(
                     f"{image}, {system}: ready after {run.ready_s:.2f} s, overlayfs after {overlayfs.ready_s:.2f} s"
                 )
     return complaints
+
+
+def _counts(run: Run) -> dict[str, int]:
+    """What the gates count of a run that is ok."""
+    relieved = int((run.more.get("status") or {}).get("relieved", 0))
+    return {"requests": (run.requests or 0) - relieved, "bytes": (run.bytes or 0) - relieved * _RELIEF_BYTES}
 
 
 def _updated(baseline: Baseline, runs: Sequence[Run]) -> dict[str, dict[str, dict[str, int]]]:
@@ -102,6 +110,5 @@ def _updated(baseline: Baseline, runs: Sequence[Run]) -> dict[str, dict[str, dic
     for image, systems in baseline.items():
         for system, before in systems.items():
             run = measured.get((image, system))
-            after = dict(before) if run is None else {"requests": run.requests or 0, "bytes": run.bytes or 0}
-            found.setdefault(image, {})[system] = after
+            found.setdefault(image, {})[system] = dict(before) if run is None else _counts(run)
     return found

@@ -17,8 +17,8 @@ from tests.scripts.grid.runs import a_run
 BASELINE = {"numpy": {"bootseer": {"requests": 20, "bytes": 1_000_000}}}
 
 
-def _ours(requests: int = 20, bytes: int = 1_000_000, ready_s: float = 4.0) -> Run:
-    return a_run("bootseer", ready_s, requests=requests, bytes=bytes)
+def _ours(requests: int = 20, bytes: int = 1_000_000, ready_s: float = 4.0, relieved: int = 0) -> Run:
+    return a_run("bootseer", ready_s, requests=requests, bytes=bytes, status={"relieved": relieved})
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,8 @@ def _ours(requests: int = 20, bytes: int = 1_000_000, ready_s: float = 4.0) -> R
         ([a_run(), _ours()], []),
         ([a_run(), _ours(requests=21, bytes=1_050_000)], []),
         ([a_run(), _ours(requests=1, bytes=1)], []),
+        ([a_run(), _ours(requests=23, bytes=1_500_000, relieved=2)], []),
+        ([a_run(), _ours(requests=24, relieved=2)], ["numpy, bootseer: 22 requests, the baseline is 20"]),
         ([a_run(), _ours(requests=22)], ["numpy, bootseer: 22 requests, the baseline is 20"]),
         ([a_run(), _ours(bytes=1_050_001)], ["numpy, bootseer: 1050001 bytes, the baseline is 1000000"]),
         ([a_run(), _ours(ready_s=20.0)], []),

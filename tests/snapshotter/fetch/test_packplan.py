@@ -216,7 +216,7 @@ def test_the_end_of_a_straggler_comes_by_another_request() -> None:
     first, slow = wire.plan.take(), wire.plan.take()
     assert first is not None and slow is not None
     while wire.plan.left > 8:
-        now[0] += 0.03
+        now[0] += 0.06
         wire.feed(first, 100 * KIB)
     assert wire.plan.relieve(2) is None, "something is queued"
     wire.finish()

@@ -105,6 +105,7 @@ def test_the_hot_blocks_come_from_the_pack_alone_each_byte_once(bench: HotBench)
         "blocks": 64,
         "bytes": pack.size,
         "requests": len(bench.pack.requests),
+        "relieved": 0,
     }
     assert len(bench.pack.requests) == 5, "one for the look-up and the first frame"
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,23 @@ def test_where_the_head_is_too_long_for_the_manifest(bench: Bench) -> None:
 
 def test_to_the_index(bench: Bench) -> None:
     assert bench.count(bench.index_tag, f"/v2/app/blobs/{bench.index.blobs[0].digest}") == 2
+
+
+def test_indexes_that_are_in_the_manifest_come_with_it(bench: Bench) -> None:
+    data = bench.site.indexes
+    inline = tuple(replace(blob, data=data[number]) for number, blob in enumerate(bench.index.blobs))
+    bench.site.publish(replace(bench.index, blobs=inline))
+    with bench.site.serve() as server:
+        node = Node(bench._root, bench.site, server)
+        server.behaviour = chain = Chain(bench.index_tag)
+        try:
+            node.prepare(bench.site.digests)
+            assert len(node.ready.result(PATIENCE_S)) == 2, "everything else is still held"
+            chain.check()
+            node.close()
+        finally:
+            chain._go.set()
+        assert not [it for it in server.requests if it.path.endswith(tuple(blob.digest for blob in inline))]
 
 
 def test_a_layer_without_an_index_streams_after_one_round_trip(bench: Bench) -> None:

@@ -118,15 +118,14 @@ class UnderWay:
         waits = {
             segment: segment.left / max(pace.rate(now), 1.0)
             for segment, pace in self._paces.items()
-            if not segment.handed_on
-            and segment.left >= 2 * _LEAST_BYTES
-            and now - pace.began_at >= self.window_s + self._trip_s
+            if not segment.handed_on and now - pace.began_at >= self.window_s + self._trip_s
         }
         slowest = max(waits, key=waits.__getitem__, default=None)
         if slowest is None or waits[slowest] < self._slow_s:
             return None
         keeps = min(int(self._paces[slowest].rate(now) * 2 * self._trip_s), slowest.left // 2)
-        size = max((slowest.left - keeps) // max(idle, 1), _LEAST_BYTES)
+        rest = slowest.left - keeps
+        size = rest if rest < 2 * _LEAST_BYTES else max(rest // max(idle, 1), _LEAST_BYTES)
         segment = Segment(slowest.end - size, slowest.end, handed_on=True)
         slowest.end = segment.start
         return segment

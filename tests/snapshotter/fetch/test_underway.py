@@ -57,6 +57,19 @@ def test_one_that_has_stopped_is_relieved_of_all() -> None:
     assert cut is not None and requests.segments[1].left == 0 and cut.left > 700 * KIB
 
 
+def test_little_is_handed_on_whole() -> None:
+    """A connection that has lost packets again brings the last 48 KiB no sooner than others a MiB."""
+    requests = Requests(2)
+    requests.run(0.15, 0.5 * MBIT_100, 0.5 * MBIT_100)
+    requests.under_way.remove(requests.segments[0])
+    slow = requests.segments[1]
+    slow.start = slow.end - 48 * KIB
+    requests.run(0.25, 0, 0.001 * MBIT_100)
+    left = slow.left
+    cut = requests.under_way.relieve(7)
+    assert cut is not None and cut.left + slow.left == left and slow.left < KIB
+
+
 def test_while_the_wire_is_full_nobody_is_a_straggler() -> None:
     requests = Requests(3)
     requests.run(0.2, 0.4 * MBIT_100, 0.4 * MBIT_100, 0.2 * MBIT_100)
